@@ -1,0 +1,71 @@
+"""Errors that people read: one line that names the file, the tensor and the mend."""
+
+from __future__ import annotations
+
+import os
+
+
+class WCodecError(Exception):
+    """Base of every error wcodec raises on purpose; the CLI prints it as one line.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong, in plain words, without a trailing period.
+    file : path-like, optional
+        File the problem is in.
+    tensor : str, optional
+        Tensor the problem is in.
+    mend : str, optional
+        What the reader can do about it.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        tensor: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.file = os.fspath(file) if file is not None else None
+        self.tensor = tensor
+        self.mend = mend
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        where = "".join(
+            part
+            for part in (
+                f"{self.file}: " if self.file else "",
+                f"tensor {self.tensor!r}: " if self.tensor else "",
+            )
+        )
+        return f"{where}{self.problem}" + (f"; {self.mend}" if self.mend else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (executors): keep the fields, not just the message.
+        return (_rebuild, (type(self), self.problem, self.file, self.tensor, self.mend))
+
+
+class MalformedError(WCodecError):
+    """The bytes contradict their own format: truncated, lying or corrupt."""
+
+
+class UnsupportedError(WCodecError):
+    """The input is valid, but this installation or this version cannot handle it."""
+
+
+class MismatchError(WCodecError):
+    """Everything was readable, but a digest or a comparison says the data differ."""
+
+    exit_code = 1
+
+
+def _rebuild(
+    cls: type[WCodecError], problem: str, file: str | None, tensor: str | None, mend: str | None
+) -> WCodecError:
+    return cls(problem, file=file, tensor=tensor, mend=mend)
