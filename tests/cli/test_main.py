@@ -1,0 +1,177 @@
+"""The command itself: help, errors, exit statuses, signals and start-up time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import wcodec
+from wcodec import cli
+from wcodec.errors import MalformedError, MismatchError
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "wcodec", *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch):
+    """A CLI whose ``info`` raises what the test gives it."""
+
+    def make(error: BaseException):
+        @click.command()
+        def command() -> None:
+            raise error
+
+        monkeypatch.setattr(cli.Commands, "get_command", lambda self, ctx, name: command)
+        return CliRunner().invoke(cli.main, ["info"])
+
+    return make
+
+
+def test_help_lists_every_command_without_importing_one() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from wcodec.cli import main\n"
+        "result = CliRunner().invoke(main, ['--help']); print(result.output); assert result.exit_code == 0\n"
+        "slow = {'numpy', 'numba', 'torch', 'rich', 'zstandard', 'matplotlib', 'wcodec.cli.analyze'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, help_line in cli.COMMANDS.items():
+        assert name in done.stdout
+        assert help_line in done.stdout
+
+
+@pytest.mark.parametrize("args", [["--help"], ["analyze", "--help"]])
+def test_help_is_instant(args: list[str]) -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert run(*args).returncode == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["--nonsense"], "No such option '--nonsense'"),
+        (["analyze"], "Missing argument"),
+    ],
+)
+def test_usage_errors_are_one_line(args: list[str], says: str) -> None:
+    done = run(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("wcodec: error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (MalformedError("cut short", file="a.safetensors", tensor="w", mend="copy it again"), 2,
+         "wcodec: error: a.safetensors: tensor 'w': cut short; copy it again"),
+        (MismatchError("digests differ", file="a"), 1, "wcodec: error: a: digests differ"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "wcodec: error: x: No such file"),
+        (OSError(28, "No space left on device", "y"), 2, "wcodec: error: y: No space left on device"),
+        (KeyboardInterrupt(), 130, "wcodec: error: interrupted"),
+        (ValueError("a\nb"), 2,
+         "wcodec: error: internal error, ValueError: a b; WCODEC_DEBUG=1 shows the traceback to report"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(failing, error: BaseException, status: int, line: str) -> None:
+    result = failing(error)
+    assert result.exit_code == status
+    assert result.stdout == ""
+    assert result.stderr == line + "\n"
+
+
+def test_debug_shows_the_traceback(failing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WCODEC_DEBUG", "1")
+    error = MalformedError("cut short")
+    assert failing(error).exception is error
+
+
+def test_a_command_may_return_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cli.Commands, "get_command", lambda self, ctx, name: click.Command("x", callback=lambda: 1)
+    )
+    assert CliRunner().invoke(cli.main, ["x"]).exit_code == 1
+
+
+def test_closed_pipe_is_silent() -> None:
+    code = (
+        "import sys, click; from wcodec import cli\n"
+        "def callback():\n    for i in range(100_000): print('line', i)\n"
+        "cli.Commands.get_command = lambda self, ctx, name: click.Command('x', callback=callback)\n"
+        "cli.main(['x'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.wait(timeout=30) == 141
+        assert child.stderr.read() == b""
+
+
+def test_ctrl_c_leaves_with_130() -> None:
+    code = (
+        "import time, click; from wcodec import cli\n"
+        "def callback():\n    print('ready', flush=True); time.sleep(60)\n"
+        "cli.Commands.get_command = lambda self, ctx, name: click.Command('x', callback=callback)\n"
+        "cli.main(['x'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=30) == 130
+        assert child.stderr.read() == b"wcodec: error: interrupted\n"
+
+
+def test_version_is_the_packages() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert wcodec.__version__ == declared
+    assert run("--version").stdout == f"wcodec {declared}\n"
+
+
+def test_completion_script_is_offered() -> None:
+    done = run(env={"_WCODEC_COMPLETE": "bash_source"})
+    assert "wcodec_completion" in done.stdout
+
+
+def test_importing_wcodec_imports_nothing_slow() -> None:
+    code = (
+        "import sys, wcodec; assert not {'numpy', 'numba', 'torch', 'click'} & set(sys.modules); dir(wcodec)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_attribute_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = wcodec.nonsense

@@ -1,0 +1,100 @@
+"""What every command prints with: results on stdout, progress and remarks on stderr.
+
+rich is imported when something is printed, not when a command is defined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Advance = Callable[[int], None]
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only the result: no progress, no remarks.")
+
+
+def stdout() -> Console:
+    """Console for results; wide enough for any table where the output is no terminal."""
+    return _console(sys.stdout)
+
+
+def stderr() -> Console:
+    """Console for progress and remarks."""
+    return _console(sys.stderr)
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    class PipeAwareConsole(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError  # `wcodec.cli` ends the process the way shells expect
+
+    # A pipe has no width: cutting names to 80 columns would lose them for grep.
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 1_000
+    return PipeAwareConsole(file=stream, highlight=False, width=width, soft_wrap=False)
+
+
+@contextlib.contextmanager
+def progress(label: str, total_bytes: int, *, quiet: bool = False) -> Iterator[Advance]:
+    """Show a bar with speed and time left on stderr, where stderr is a terminal.
+
+    Parameters
+    ----------
+    label : str
+        What is going on, such as ``"analyze"``.
+    total_bytes : int
+        Bytes of the whole job.
+    quiet : bool
+        Show nothing.
+
+    Yields
+    ------
+    callable
+        Takes the number of bytes done since the last call; any thread may call it.
+    """
+    if quiet or not sys.stderr.isatty() or total_bytes <= 0:
+        yield lambda nbytes: None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task(label, total=total_bytes)
+        yield lambda nbytes: bar.advance(task, nbytes)
+
+
+def remark(text: str, *, quiet: bool = False) -> None:
+    """Print one line to stderr that is neither a result nor an error."""
+    if not quiet:
+        click.echo(f"wcodec: {text}", err=True)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people, in powers of ten as GB/s are: ``"45.4 MB"``."""
+    value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while abs(value) >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
