@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Seen:
         return seen["codes"].pop(0) if seen["codes"] else 0
 
     seen["function"] = prototype(stand_in)
-    monkeypatch.setattr(driver, "launch_function", lambda: seen["function"])
+    monkeypatch.setattr(driver, "function", lambda name: seen["function"])
     monkeypatch.setattr(driver, "error_name", lambda code: f"CUDA_ERROR_{code}")
     return seen
 

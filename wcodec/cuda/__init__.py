@@ -3,7 +3,7 @@
 from wcodec.cuda.compiler import Cubin, Resources, arch_of, compile_cubin, compile_many
 from wcodec.cuda.device import DeviceInfo, device_index, device_info
 from wcodec.cuda.module import Frame, Kernel, load
-from wcodec.cuda.tensormap import TensorMap, encode_tiled
+from wcodec.cuda.tensormap import TensorMap, TensorMapEncoder, encode_tiled
 
 __all__ = [
     "Cubin",
@@ -12,6 +12,7 @@ __all__ = [
     "Kernel",
     "Resources",
     "TensorMap",
+    "TensorMapEncoder",
     "arch_of",
     "compile_cubin",
     "compile_many",

@@ -1,8 +1,8 @@
 """The few calls to the CUDA driver that wcodec makes, as functions that raise instead of returning codes.
 
-Everything goes through cuda-bindings except the launch itself, which calls ``cuLaunchKernelEx`` by ctypes on
-prebuilt structures: the bindings box every field of a launch on every call, and a launch happens per matrix
-and token.
+Everything goes through cuda-bindings except what happens per matrix and token: ``cuLaunchKernelEx`` and
+``cuTensorMapEncodeTiled`` are called by ctypes on prebuilt structures, because the bindings box every field
+on every call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 @functools.cache
-def launch_function() -> Any:
-    """Return ``cuLaunchKernelEx(config, function, params, extra)`` as a raw C function."""
+def function(name: str) -> Any:
+    """Return a driver function as a raw C function that returns the result code."""
     bindings()
-    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    return getattr(ctypes.CDLL("libcuda.so.1"), name)

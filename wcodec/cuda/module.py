@@ -75,7 +75,7 @@ class Frame:
         self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
         self._config, self._attributes = _config(grid, block, smem, cluster, pdl)
         self._config_ref = ctypes.byref(self._config)
-        self._launch = driver.launch_function()
+        self._launch = driver.function("cuLaunchKernelEx")
         self._lock = threading.Lock()
         kernel.allow(smem, _volume(cluster))
 
