@@ -1,0 +1,23 @@
+"""Compiled loops of `wcodec.bits`: kept apart so that importing wcodec does not import numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+
+@numba.njit(nogil=True, cache=True)
+def count_patterns(bits: Any, counts: Any) -> None:
+    """Add the histogram of uint16 `bits` (1-D) to int64 `counts` (65,536)."""
+    # 32-bit counters halve the cache footprint (6.3 against 4.7 GB/s); a round ends before they can wrap.
+    # Several tables taking turns were slower: weights are spread enough that neighbours rarely collide.
+    round_size = 1 << 31
+    table = np.zeros(65536, dtype=np.uint32)
+    for start in range(0, bits.size, round_size):
+        for i in range(start, min(bits.size, start + round_size)):
+            table[bits[i]] += np.uint32(1)
+        for k in range(65536):
+            counts[k] += np.int64(table[k])
+            table[k] = 0

@@ -1,0 +1,86 @@
+"""What every format is: one class with one contract, as numcodecs does it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from wcodec.packed import PackedTensor
+
+Shape = tuple[int, ...]
+
+
+class Format(ABC):
+    """One way to store a tensor.
+
+    Adding a format is adding one module here, one decode header in ``decoders_cuda/``, one section of the
+    specification and one golden file.
+
+    Attributes
+    ----------
+    id : str
+        Name in JSON, on the command line and in the documentation.
+    code : int
+        Number in a blob's footer.
+    version : int
+        Version of the byte layout that `encode` writes.
+    """
+
+    id: str
+    code: int
+    version: int
+
+    @abstractmethod
+    def plan(self, histogram: npt.NDArray[np.int64], shape: Shape) -> Any:
+        """Choose the parameters from the histogram of the tensor's bit patterns.
+
+        Parameters
+        ----------
+        histogram : numpy.ndarray of int64
+            Counts per bit pattern.
+        shape : tuple of int
+            Logical shape of the tensor.
+
+        Returns
+        -------
+        A frozen dataclass with a ``config`` dict that survives JSON.
+        """
+
+    @abstractmethod
+    def encode(self, bits: npt.NDArray[Any], plan: Any) -> PackedTensor:
+        """Encode a tensor's bit patterns; canonical, so the same bits and plan give the same bytes."""
+
+    @abstractmethod
+    def decode(self, packed: PackedTensor, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Return the original bit patterns, in `out` where given."""
+
+    @abstractmethod
+    def validate(self, packed: PackedTensor) -> None:
+        """Check everything the footer and the blob claim that decoding relies on.
+
+        Raises
+        ------
+        MalformedError
+            Naming what contradicts what.
+        """
+
+
+def split_axis(shape: Shape, tile: int) -> int:
+    """Axis at which a tensor is folded into a matrix, N = prod(shape[:a]) by K = prod(shape[a:]).
+
+    The axis that needs the fewest ``tile`` × ``tile`` bricks; on a tie the largest, so that stacked experts
+    and plain matrices keep their last axis as K (``docs/format.md`` section 1).
+    """
+    if len(shape) < 2:
+        return 0
+
+    def bricks(axis: int) -> int:
+        rows, cols = math.prod(shape[:axis]), math.prod(shape[axis:])
+        return -(-rows // tile) * -(-cols // tile)
+
+    return min(range(len(shape) - 1, 0, -1), key=bricks)

@@ -1,0 +1,322 @@
+"""`bf16-w12`: 12 bits per BF16 weight, exceptions patched inside their brick (``docs/format.md`` section 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wcodec.bits import digest
+from wcodec.errors import MalformedError
+from wcodec.formats.base import Format, Shape, split_axis
+from wcodec.packed import FOOTER_BYTES, U8, Footer, PackedTensor, blob_bytes, tail_bytes
+
+U16 = npt.NDArray[np.uint16]
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+
+TILE = 64
+BRICK_BYTES = 6208
+TABLE_SIZE = 8
+OVERFLOW_LIMIT = (1 << 32) - 1
+
+
+def high_exponent_counts(histogram: I64) -> I64:
+    """Counts of the 128 values of the 7 high exponent bits, from the counts of the 65,536 patterns."""
+    return histogram.reshape(2, 128, 256).sum(axis=(0, 2))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the encoder needs to know about a matrix.
+
+    Attributes
+    ----------
+    table : tuple of 8 int
+        Values of the 7 high exponent bits that get a code, ascending.
+    exceptions : int
+        Weights outside the table.
+    shape : tuple of int
+        Logical shape.
+    """
+
+    table: tuple[int, ...]
+    exceptions: int
+    shape: Shape
+
+    @property
+    def kind(self) -> str:
+        """``"range"`` if the values are consecutive, else ``"table"``."""
+        return "range" if self.table[-1] - self.table[0] == TABLE_SIZE - 1 else "table"
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Shape (N, K) of the matrix view."""
+        axis = split_axis(self.shape, TILE)
+        return math.prod(self.shape[:axis]), math.prod(self.shape[axis:])
+
+    @property
+    def brick_count(self) -> int:
+        """Bricks of the matrix view."""
+        rows, cols = self.matrix
+        return -(-rows // TILE) * -(-cols // TILE)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The plan as JSON-ready values."""
+        return {"table": list(self.table), "exceptions": self.exceptions, "shape": list(self.shape)}
+
+
+def choose_table(counts: I64) -> tuple[int, ...]:
+    """Choose the eight high-exponent values (canonical: ``docs/format.md`` 2.1).
+
+    Parameters
+    ----------
+    counts : numpy.ndarray of int64, shape (128,)
+        From `high_exponent_counts`.
+    """
+    covered = np.lib.stride_tricks.sliding_window_view(counts, TABLE_SIZE).sum(axis=1)
+    base = int(np.argmax(covered))
+    frequent = np.argsort(-counts, kind="stable")[:TABLE_SIZE]
+    if counts[frequent].sum() > covered[base]:
+        return tuple(sorted(int(value) for value in frequent))
+    return tuple(range(base, base + TABLE_SIZE))
+
+
+class Bf16W12(Format):
+    """The 12-bit format of BF16 matrices that the fused kernels read."""
+
+    id = "bf16-w12"
+    code = 1
+    version = 0
+
+    def plan(self, histogram: I64, shape: Shape) -> Plan:
+        """See `Format.plan`."""
+        counts = high_exponent_counts(histogram)
+        table = choose_table(counts)
+        return Plan(table, int(counts.sum() - counts[list(table)].sum()), tuple(shape))
+
+    def encode(self, bits: npt.NDArray[Any], plan: Plan, *, workers: int = 1) -> PackedTensor:
+        """Encode BF16 bit patterns.
+
+        Parameters
+        ----------
+        bits : numpy.ndarray of uint16
+            C-contiguous, of the plan's shape.
+        plan : Plan
+        workers : int
+            Threads to use.
+
+        Returns
+        -------
+        PackedTensor
+        """
+        encoder = StreamEncoder(plan, workers=workers)
+        blob = np.empty(blob_bytes(encoder.brick_bytes, len(plan.shape)), dtype=np.uint8)
+        encoder.feed(bits.reshape(plan.matrix), out=blob[: encoder.brick_bytes])
+        tail = np.frombuffer(encoder.finish(digest(bits)), dtype=np.uint8)
+        if encoder.brick_bytes + tail.size == blob.size:
+            blob[encoder.brick_bytes :] = tail
+        else:  # an overflow list follows the bricks
+            blob = np.concatenate([blob[: encoder.brick_bytes], tail])
+        return PackedTensor(blob, encoder.footer(digest_bytes(blob)))
+
+    def blob_bytes(self, plan: Plan, overflow_count: int) -> int:
+        """Exact length of the blob that `encode` returns, given the overflow count (see `count_overflow`)."""
+        return blob_bytes(plan.brick_count * BRICK_BYTES + 4 * overflow_count, len(plan.shape))
+
+    def count_overflow(self, rows: U16, plan: Plan) -> int:
+        """Overflow entries of some rows of the matrix view, without encoding them.
+
+        Parameters
+        ----------
+        rows : numpy.ndarray of uint16, shape (rows, K)
+            Row tiles: a multiple of 64 rows, or the last rows of the matrix.
+        plan : Plan
+        """
+        from wcodec.formats._bf16_w12_jit import count_overflow
+
+        return int(count_overflow(rows, np.array(plan.table, dtype=np.uint8))) if plan.exceptions else 0
+
+    def decode(
+        self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
+    ) -> npt.NDArray[Any]:
+        """See `Format.decode`; `workers` threads share the row tiles."""
+        if out is None:
+            out = np.empty(packed.shape, dtype=np.uint16)
+        elif out.shape != packed.shape or out.dtype.itemsize != 2 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be C-contiguous, 16-bit, of shape {packed.shape}")
+        rows = out.view(np.uint16).reshape(packed.matrix)
+
+        def decode(first: int, last: int) -> None:
+            self.decode_tiles(packed, first, last, rows[first * TILE : last * TILE])
+
+        _share(-(-rows.shape[0] // TILE), workers, decode)
+        return out
+
+    def decode_tiles(self, packed: PackedTensor, first: int, last: int, out: U16) -> None:
+        """Decode row tiles `first` … `last` − 1 into `out`, their rows of the matrix view.
+
+        Parameters
+        ----------
+        packed : PackedTensor
+        first, last : int
+            Row tiles of 64 rows.
+        out : numpy.ndarray of uint16, shape (rows, K)
+            C-contiguous.
+
+        Raises
+        ------
+        MalformedError
+            If a patch word is malformed.
+        """
+        from wcodec.formats._bf16_w12_jit import decode_rows
+
+        tile_columns = -(-out.shape[1] // TILE)
+        bricks, overflow = self.parts(packed)
+        bad = decode_rows(bricks[first * tile_columns : last * tile_columns], packed.table, overflow, out)
+        if bad >= 0:
+            raise MalformedError(f"the patch word of brick {first * tile_columns + bad} is malformed")
+
+    def parts(self, packed: PackedTensor) -> tuple[U8, U32]:
+        """Views of the bricks, shape (bricks, 6208), and of the overflow list."""
+        rows, cols = packed.matrix
+        count = -(-rows // TILE) * -(-cols // TILE)
+        bricks = packed.blob[: count * BRICK_BYTES].reshape(count, BRICK_BYTES)
+        start = count * BRICK_BYTES
+        return bricks, packed.blob[start : start + 4 * packed.overflow_count].view("<u4")
+
+    def validate(self, packed: PackedTensor) -> None:
+        """See `Format.validate`."""
+        footer = packed.footer
+        if footer.dtype != "BF16":
+            raise MalformedError(f"bf16-w12 cannot hold {footer.dtype}")
+        if footer.split != split_axis(footer.shape, TILE):
+            raise MalformedError(f"split axis {footer.split} does not suit the shape {list(footer.shape)}")
+        table = list(footer.table)
+        if table != sorted(set(table)) or table[-1] > 0x7F:
+            raise MalformedError(f"the table {table} is not ascending below 128")
+        rows, cols = packed.matrix
+        bricks = -(-rows // TILE) * -(-cols // TILE)
+        want = blob_bytes(bricks * BRICK_BYTES + 4 * footer.overflow_count, len(footer.shape))
+        if packed.nbytes != want:
+            raise MalformedError(f"the blob has {packed.nbytes} bytes where its footer implies {want}")
+        end = bricks * BRICK_BYTES + 4 * footer.overflow_count
+        if packed.blob[end : packed.nbytes - FOOTER_BYTES - 8 * len(footer.shape)].any():
+            raise MalformedError("the padding before the dims is not zero")
+
+
+class StreamEncoder:
+    """Encodes a matrix piece by piece, in bounded memory.
+
+    Feed row tiles in order, write what `feed` returns, then write what `finish` returns: together they are the
+    blob. `Bf16W12.encode` is this class fed once.
+
+    Parameters
+    ----------
+    plan : Plan
+    workers : int
+        Threads to use.
+    """
+
+    def __init__(self, plan: Plan, *, workers: int = 1) -> None:
+        self.plan = plan
+        self.workers = workers
+        self.brick_bytes = plan.brick_count * BRICK_BYTES
+        self._table = np.array(plan.table, dtype=np.uint8)
+        self._overflow: list[U32] = []
+        self._overflow_count = 0
+        self._fed_rows = 0
+
+    def feed(self, rows: U16, out: U8 | None = None) -> U8:
+        """Encode the next rows.
+
+        Parameters
+        ----------
+        rows : numpy.ndarray of uint16, shape (rows, K)
+            A multiple of 64 rows unless they are the last.
+        out : numpy.ndarray of uint8, optional
+            Where to write the bricks.
+
+        Returns
+        -------
+        numpy.ndarray of uint8, 1-D
+            The bricks.
+        """
+        from wcodec.formats._bf16_w12_jit import encode_rows, shift_overflow
+
+        total, cols = self.plan.matrix
+        if rows.shape[1] != cols or (rows.shape[0] % TILE and self._fed_rows + rows.shape[0] != total):
+            raise ValueError(
+                f"rows of shape {rows.shape} do not continue a {total} × {cols} matrix by row tiles"
+            )
+        tile_columns, tiles = -(-cols // TILE), -(-rows.shape[0] // TILE)
+        if out is None:
+            out = np.empty(tiles * tile_columns * BRICK_BYTES, dtype=np.uint8)
+        bricks = out.reshape(tiles * tile_columns, BRICK_BYTES)
+
+        def encode(first: int, last: int) -> tuple[int, int, U32]:
+            part = rows[first * TILE : last * TILE]
+            overflow = np.empty(min(self.plan.exceptions, part.size), dtype=np.uint32)
+            used = encode_rows(
+                part, self._table, bricks[first * tile_columns : last * tile_columns], overflow
+            )
+            return first, last, overflow[:used].copy()
+
+        for first, last, overflow in _share(tiles, self.workers, encode):
+            if overflow.size and self._overflow_count:
+                shift_overflow(bricks[first * tile_columns : last * tile_columns], self._overflow_count)
+            if overflow.size:
+                self._overflow.append(overflow)
+                self._overflow_count += overflow.size
+        self._fed_rows += rows.shape[0]
+        return out
+
+    def footer(self, original_digest: bytes) -> Footer:
+        """The footer as far as it is known: complete once every row was fed."""
+        return Footer(
+            Bf16W12.code,
+            Bf16W12.version,
+            "BF16",
+            self.plan.shape,
+            split_axis(self.plan.shape, TILE),
+            bytes(self.plan.table),
+            self._overflow_count,
+            original_digest,
+        )
+
+    def finish(self, original_digest: bytes) -> bytes:
+        """Everything that follows the bricks: overflow, padding, dims and footer.
+
+        Parameters
+        ----------
+        original_digest : bytes
+            xxh3-128 of the original tensor's bytes.
+        """
+        if self._fed_rows != self.plan.matrix[0]:
+            raise ValueError(f"fed {self._fed_rows} of {self.plan.matrix[0]} rows")
+        if self._overflow_count > OVERFLOW_LIMIT:
+            raise ValueError("more overflow entries than a u32 can index: store the tensor raw")
+        overflow = b"".join(part.astype("<u4").tobytes() for part in self._overflow)
+        return overflow + tail_bytes(self.brick_bytes + len(overflow), self.footer(original_digest))
+
+
+def digest_bytes(blob: U8) -> bytes:
+    """The digest of the original that a finished blob holds."""
+    return Footer.parse(blob).digest
+
+
+def _share(tiles: int, workers: int, task: Callable[[int, int], Any]) -> Iterator[Any]:
+    """Results of `task(first, last)` over `tiles` row tiles cut into one run per worker, in order."""
+    workers = max(1, min(workers, tiles))
+    cuts = [tiles * i // workers for i in range(workers + 1)]
+    ranges = list(zip(cuts, cuts[1:], strict=False))
+    if workers == 1:
+        return iter([task(*ranges[0])])
+    with ThreadPoolExecutor(workers) as pool:
+        return iter(list(pool.map(lambda part: task(*part), ranges)))
