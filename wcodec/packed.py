@@ -82,7 +82,7 @@ class Footer:
 
     @classmethod
     def parse(cls, blob: U8) -> Footer:
-        """Read dims and footer off the end of a blob; raises `MalformedError` without a file or tensor name."""
+        """Read dims and footer off the end of a blob; errors name no file and no tensor."""
         if blob.size < FOOTER_BYTES:
             raise MalformedError(f"{blob.size} bytes are too few for a packed tensor")
         if blob.size % ALIGNMENT_BYTES:
@@ -113,7 +113,7 @@ class PackedTensor:
     Attributes
     ----------
     blob : numpy.ndarray of uint8, 1-D
-        Everything a decoder needs; ``docs/format.md`` says what each byte is. Its length is a multiple of 256.
+        Everything a decoder needs, a multiple of 256 bytes; ``docs/format.md`` says what each byte is.
     footer : Footer
         The parsed end of the blob.
     """

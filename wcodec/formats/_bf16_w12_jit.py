@@ -1,9 +1,11 @@
 """Compiled loops of `bf16-w12` on the host: row tiles in, bricks out, and back.
 
-All loops run without the GIL and touch only their own rows, so threads share a tensor by row tiles. At the right
-and the bottom edge, and only there, rows are padded to whole bricks in a 64 × 64 scratch tile.
+All loops run without the GIL and touch only their own rows, so threads share a tensor by row tiles. At the
+right and the bottom edge, and only there, rows are padded to whole bricks in a 64 × 64 scratch tile.
 """
 
+# mypy: ignore-errors
+# (numba types what is below itself)
 from __future__ import annotations
 
 from typing import Any

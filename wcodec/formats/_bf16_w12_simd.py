@@ -1,11 +1,14 @@
 """Vector code of `bf16-w12` on the host: one row group of a quarter at a time.
 
-A row group is rows g and g + 8 of a quarter, 128 weights. It takes 64 contiguous bytes of each of the quarter's
-three planes, so it is three 64-byte vectors on the packed side and four (two rows of 128 bytes) on the plain side;
-everything between is constant byte shuffles. Written as LLVM vectors: the compiler lowers them to what the CPU has
-(AVX-512 VBMI, AVX2, NEON). Addresses are plain integers, and nothing here checks a bound: the callers do.
+A row group is rows g and g + 8 of a quarter, 128 weights. It takes 64 contiguous bytes of each of the
+quarter's three planes, so it is three 64-byte vectors on the packed side and four (two rows of 128 bytes) on
+the plain side; everything between is constant byte shuffles. Written as LLVM vectors: the compiler lowers
+them to what the CPU has (AVX-512 VBMI, AVX2, NEON). Addresses are plain integers, and nothing here checks a
+bound: the callers do.
 """
 
+# mypy: ignore-errors
+# (numba types what is below itself)
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -107,7 +110,7 @@ def decode_group(typingctx: Any, planes: Any, low_row: Any, high_row: Any, table
     Parameters
     ----------
     planes : uint64
-        Address of the group's 64 bytes in the quarter's first plane; the others follow 512 and 1,024 bytes later.
+        Address of the group's 64 bytes in the quarter's first plane; the others follow 512 and 1,024 later.
     low_row, high_row : uint64
         Addresses of 128 bytes each for rows g and g + 8, 64 weights.
     table : uint64

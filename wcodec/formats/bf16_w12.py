@@ -1,7 +1,8 @@
-"""`bf16-w12`: 12 bits per BF16 weight, exceptions patched inside their brick (``docs/format.md`` section 2)."""
+"""`bf16-w12`: 12 bits per BF16 weight, exceptions patched in their brick (``docs/format.md`` section 2)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,8 +215,8 @@ class Bf16W12(Format):
 class StreamEncoder:
     """Encodes a matrix piece by piece, in bounded memory.
 
-    Feed row tiles in order, write what `feed` returns, then write what `finish` returns: together they are the
-    blob. `Bf16W12.encode` is this class fed once.
+    Feed row tiles in order, write what `feed` returns, then write what `finish` returns: together they are
+    the blob. `Bf16W12.encode` is this class fed once.
 
     Parameters
     ----------
@@ -315,7 +316,7 @@ def _share(tiles: int, workers: int, task: Callable[[int, int], Any]) -> Iterato
     """Results of `task(first, last)` over `tiles` row tiles cut into one run per worker, in order."""
     workers = max(1, min(workers, tiles))
     cuts = [tiles * i // workers for i in range(workers + 1)]
-    ranges = list(zip(cuts, cuts[1:], strict=False))
+    ranges = list(itertools.pairwise(cuts))
     if workers == 1:
         return iter([task(*ranges[0])])
     with ThreadPoolExecutor(workers) as pool:
