@@ -232,7 +232,7 @@ class StreamEncoder:
         self._table = np.array(plan.table, dtype=np.uint8)
         self._overflow: list[U32] = []
         self._overflow_count = 0
-        self._fed_rows = 0
+        self._bricks_left = plan.brick_count
 
     def feed(self, rows: U16, out: U8 | None = None) -> U8:
         """Encode the next rows.
@@ -249,34 +249,55 @@ class StreamEncoder:
         numpy.ndarray of uint8, 1-D
             The bricks.
         """
-        from wcodec.formats._bf16_w12_jit import encode_rows, shift_overflow
-
         total, cols = self.plan.matrix
-        if rows.shape[1] != cols or (rows.shape[0] % TILE and self._fed_rows + rows.shape[0] != total):
-            raise ValueError(
-                f"rows of shape {rows.shape} do not continue a {total} × {cols} matrix by row tiles"
-            )
         tile_columns, tiles = -(-cols // TILE), -(-rows.shape[0] // TILE)
+        is_last = tiles * tile_columns == self._bricks_left
+        if rows.shape[1] != cols or (rows.shape[0] % TILE and not is_last):
+            raise ValueError(f"rows {rows.shape} do not continue a {total} × {cols} matrix by row tiles")
         if out is None:
             out = np.empty(tiles * tile_columns * BRICK_BYTES, dtype=np.uint8)
-        bricks = out.reshape(tiles * tile_columns, BRICK_BYTES)
+        brick_row = tile_columns * BRICK_BYTES
 
-        def encode(first: int, last: int) -> tuple[int, int, U32]:
-            part = rows[first * TILE : last * TILE]
-            overflow = np.empty(min(self.plan.exceptions, part.size), dtype=np.uint32)
-            used = encode_rows(
-                part, self._table, bricks[first * tile_columns : last * tile_columns], overflow
-            )
-            return first, last, overflow[:used].copy()
+        def encode(first: int, last: int) -> tuple[U8, U32]:
+            return self.encode(rows[first * TILE : last * TILE], out[first * brick_row : last * brick_row])
 
-        for first, last, overflow in _share(tiles, self.workers, encode):
-            if overflow.size and self._overflow_count:
-                shift_overflow(bricks[first * tile_columns : last * tile_columns], self._overflow_count)
-            if overflow.size:
-                self._overflow.append(overflow)
-                self._overflow_count += overflow.size
-        self._fed_rows += rows.shape[0]
+        for bricks, overflow in _share(tiles, self.workers, encode):
+            self.append(bricks, overflow)
         return out
+
+    def encode(self, rows: U16, out: U8 | None = None) -> tuple[U8, U32]:
+        """Encode row tiles on their own, for `append`: in any order, from any thread.
+
+        Parameters
+        ----------
+        rows, out
+            As for `feed`.
+
+        Returns
+        -------
+        bricks : numpy.ndarray of uint8, 1-D
+            Complete but for overflow starts, which count from these rows' first entry.
+        overflow : numpy.ndarray of uint32
+        """
+        from wcodec.formats._bf16_w12_jit import encode_rows
+
+        bricks = -(-rows.shape[0] // TILE) * -(-rows.shape[1] // TILE)
+        if out is None:
+            out = np.empty(bricks * BRICK_BYTES, dtype=np.uint8)
+        overflow = np.empty(min(self.plan.exceptions, rows.size), dtype=np.uint32)
+        used = encode_rows(rows, self._table, out.reshape(bricks, BRICK_BYTES), overflow)
+        return out, overflow[:used].copy()
+
+    def append(self, bricks: U8, overflow: U32) -> None:
+        """Take the next row tiles that `encode` made, in order; completes `bricks` in place."""
+        from wcodec.formats._bf16_w12_jit import shift_overflow
+
+        if overflow.size and self._overflow_count:
+            shift_overflow(bricks.reshape(-1, BRICK_BYTES), self._overflow_count)
+        if overflow.size:
+            self._overflow.append(overflow)
+            self._overflow_count += overflow.size
+        self._bricks_left -= bricks.size // BRICK_BYTES
 
     def footer(self, original_digest: bytes) -> Footer:
         """The footer as far as it is known: complete once every row was fed."""
@@ -299,8 +320,8 @@ class StreamEncoder:
         original_digest : bytes
             xxh3-128 of the original tensor's bytes.
         """
-        if self._fed_rows != self.plan.matrix[0]:
-            raise ValueError(f"fed {self._fed_rows} of {self.plan.matrix[0]} rows")
+        if self._bricks_left:
+            raise ValueError(f"{self._bricks_left} of {self.plan.brick_count} bricks are missing")
         if self._overflow_count > OVERFLOW_LIMIT:
             raise ValueError("more overflow entries than a u32 can index: store the tensor raw")
         overflow = b"".join(part.astype("<u4").tobytes() for part in self._overflow)
