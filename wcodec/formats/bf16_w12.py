@@ -94,7 +94,7 @@ class Bf16W12(Format):
 
     id = "bf16-w12"
     code = 1
-    version = 0
+    version = 1
 
     def plan(self, histogram: I64, shape: Shape) -> Plan:
         """See `Format.plan`."""
@@ -183,6 +183,23 @@ class Bf16W12(Format):
         bad = decode_rows(bricks[first * tile_columns : last * tile_columns], packed.table, overflow, out)
         if bad >= 0:
             raise MalformedError(f"the patch word of brick {first * tile_columns + bad} is malformed")
+
+    def check_patch_words(self, packed: PackedTensor) -> None:
+        """Check that no patch word leads a decoder outside the blob; reads one percent of it.
+
+        `decode` checks as it goes. The GPU decoders do not: call this before a blob that came from
+        outside reaches one.
+
+        Raises
+        ------
+        MalformedError
+            If a patch word is malformed.
+        """
+        from wcodec.formats._bf16_w12_jit import find_bad_patch_word
+
+        bad = find_bad_patch_word(self.parts(packed)[0], packed.overflow_count)
+        if bad >= 0:
+            raise MalformedError(f"the patch word of brick {bad} is malformed")
 
     def parts(self, packed: PackedTensor) -> tuple[U8, U32]:
         """Views of the bricks, shape (bricks, 6208), and of the overflow list."""
@@ -298,6 +315,11 @@ class StreamEncoder:
             self._overflow.append(overflow)
             self._overflow_count += overflow.size
         self._bricks_left -= bricks.size // BRICK_BYTES
+
+    @property
+    def overflow_count(self) -> int:
+        """Overflow entries of the rows so far."""
+        return self._overflow_count
 
     def footer(self, original_digest: bytes) -> Footer:
         """The footer as far as it is known: complete once every row was fed."""
