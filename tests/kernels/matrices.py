@@ -1,0 +1,64 @@
+"""BF16 matrices that packers get wrong: every pattern, edges, zeros, nothing but exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from wcodec.bits import bf16_from_f32
+
+Bits = npt.NDArray[np.uint16]
+
+
+def gaussian(rows: int, cols: int, seed: int = 0, sigma: float = 0.02) -> Bits:
+    """Weights as networks have them."""
+    return bf16_from_f32(np.random.default_rng(seed).normal(0, sigma, (rows, cols)).astype(np.float32))
+
+
+def all_patterns(rows: int = 256, cols: int = 256, seed: int = 1) -> Bits:
+    """Each of the 65,536 patterns once, shuffled."""
+    bits = np.arange(65536, dtype=np.uint16)
+    np.random.default_rng(seed).shuffle(bits)
+    return bits.reshape(rows, cols)
+
+
+def half_zero(rows: int, cols: int) -> Bits:
+    """Every second weight is zero, which is far from the others' exponents."""
+    bits = gaussian(rows, cols, seed=2)
+    bits[np.random.default_rng(3).random(bits.shape) < 0.5] = 0
+    return bits
+
+
+def only_exceptions(rows: int, cols: int) -> Bits:
+    """The first brick holds nothing but exceptions: 16 rare high bytes in a matrix of others."""
+    bits = gaussian(rows, cols, seed=4)
+    bits[:64, :64] = np.random.default_rng(5).integers(0x6000, 0x7000, bits[:64, :64].shape, dtype=np.uint16)
+    return bits
+
+
+def few_exceptions(rows: int, cols: int) -> Bits:
+    """0 … 13 exceptions a quarter, around the six that fit into a patch word."""
+    bits = gaussian(rows, cols, seed=6)
+    random = np.random.default_rng(7)
+    tiles = [(r, c) for r in range(0, rows, 16) for c in range(0, cols, 64)]
+    for index, (r, c) in enumerate(tiles):
+        for _ in range(index % 14):
+            row, col = min(r + random.integers(16), rows - 1), min(c + random.integers(64), cols - 1)
+            bits[row, col] = random.integers(0x7000, 0x7F00) | random.integers(2) << 15
+    return bits
+
+
+MATRICES: dict[str, Callable[[], Bits]] = {
+    "gaussian": lambda: gaussian(128, 192),
+    "all patterns": all_patterns,
+    "odd": lambda: gaussian(77, 131),
+    "one row": lambda: gaussian(1, 65),
+    "one column": lambda: gaussian(65, 1),
+    "one weight": lambda: gaussian(1, 1),
+    "half zero": lambda: half_zero(70, 200),
+    "constant": lambda: np.full((64, 64), 0x3C23, dtype=np.uint16),
+    "only exceptions": lambda: only_exceptions(512, 128),
+    "few exceptions": lambda: few_exceptions(224, 136),
+}
