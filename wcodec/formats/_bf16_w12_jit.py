@@ -123,6 +123,16 @@ def encode_rows(bits: Any, table: Any, bricks: Any, overflow: Any) -> int:
     return used
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _overflow_range(word: Any) -> tuple[int, int]:
+    """Start and count of a patch word whose tag says overflow."""
+    start, count = np.int64(0), np.int64(0)
+    for byte in range(4):
+        start |= np.int64(word[byte]) << (8 * byte)
+        count |= np.int64(word[4 + byte]) << (8 * byte)
+    return start, count
+
+
 @numba.njit(nogil=True, cache=True)
 def shift_overflow(bricks: Any, shift: int) -> None:
     """Add `shift` to the overflow starts of these bricks' patch words."""
@@ -130,9 +140,7 @@ def shift_overflow(bricks: Any, shift: int) -> None:
         for quarter in range(4):
             word = bricks[index, PATCHES_AT + 16 * quarter : PATCHES_AT + 16 * quarter + 16]
             if word[15] == OVERFLOW_TAG:
-                start = shift
-                for byte in range(4):
-                    start += np.int64(word[byte]) << (8 * byte)
+                start = shift + _overflow_range(word)[0]
                 for byte in range(4):
                     word[byte] = (start >> (8 * byte)) & 0xFF
 
@@ -143,6 +151,20 @@ def _patch(tile: Any, first_row: int, entry: int) -> None:
     row = first_row + (lane >> 2) + 8 * ((p >> 1) & 1)
     column = 16 * step + 8 * (p >> 2) + 2 * (lane & 3) + (p & 1)
     tile[row, column] = (tile[row, column] & 0xFF) | ((entry >> 10) & 0xFF) << 8
+
+
+@numba.njit(nogil=True, cache=True)
+def find_bad_patch_word(bricks: Any, overflow_count: int) -> int:
+    """Index of the first brick whose patch words a decoder must not follow, or −1."""
+    for index in range(bricks.shape[0]):
+        for quarter in range(4):
+            word = bricks[index, PATCHES_AT + 16 * quarter : PATCHES_AT + 16 * quarter + 16]
+            if word[15] <= INLINE_PATCHES:
+                continue
+            start, count = _overflow_range(word)
+            if word[15] != OVERFLOW_TAG or count > 16 * TILE or start + count > overflow_count:
+                return index
+    return -1
 
 
 @numba.njit(nogil=True, cache=True)
@@ -166,10 +188,7 @@ def _apply_patch_word(tile: Any, quarter: int, word: Any, overflow: Any) -> bool
         return True
     if tag != OVERFLOW_TAG:
         return False
-    start, count = np.int64(0), np.int64(0)
-    for byte in range(4):
-        start |= np.int64(word[byte]) << (8 * byte)
-        count |= np.int64(word[4 + byte]) << (8 * byte)
+    start, count = _overflow_range(word)
     if count > 16 * TILE or start + count > overflow.size:
         return False
     for i in range(start, start + count):

@@ -1,0 +1,42 @@
+// Decodes a bf16-w12 blob on the CPU through the very header the GPU kernels include, one lane at a time.
+#include "bf16_w12.cuh"
+
+using namespace wc;
+
+namespace {
+
+u32x4 load(const unsigned char* p) {
+    u32 word[4];
+    for (int i = 0; i < 4; ++i) word[i] = p[4 * i] | p[4 * i + 1] << 8 | p[4 * i + 2] << 16 | u32(p[4 * i + 3]) << 24;
+    return {word[0], word[1], word[2], word[3]};
+}
+
+}  // namespace
+
+extern "C" void decode_bricks(const unsigned char* blob, long bricks, long tile_cols, const u32* overflow,
+                              const unsigned char* table, unsigned short* out, long rows, long cols) {
+    const w12::Table entries = {table[0] | u32(table[1]) << 8 | u32(table[2]) << 16 | u32(table[3]) << 24,
+                                table[4] | u32(table[5]) << 8 | u32(table[6]) << 16 | u32(table[7]) << 24};
+    for (long index = 0; index < bricks; ++index) {
+        const unsigned char* brick = blob + index * long(w12::kBrickBytes);
+        for (u32 quarter = 0; quarter < w12::kQuarters; ++quarter) {
+            for (u32 lane = 0; lane < 32; ++lane) {
+                u32 a[16];
+                w12::decode_quarter(a, load(brick + w12::plane_offset(quarter, 0, lane)),
+                                    load(brick + w12::plane_offset(quarter, 1, lane)),
+                                    load(brick + w12::plane_offset(quarter, 2, lane)), entries);
+                w12::apply_patches(a, load(brick + w12::patch_offset(quarter)), overflow, lane);
+                // Register i of a step: rows g, g + 8, g, g + 8; columns 2t, 2t, 2t + 8, 2t + 8 (low half first).
+                for (u32 r = 0; r < 16; ++r) {
+                    const long row = index / tile_cols * 64 + quarter * 16 + lane / 4 + 8 * (r & 1);
+                    const long col = index % tile_cols * 64 + (r >> 2) * 16 + 2 * (lane & 3) + 8 * ((r >> 1) & 1);
+                    for (int half = 0; half < 2; ++half) {
+                        if (row < rows && col + half < cols) {
+                            out[row * cols + col + half] = (unsigned short)(a[r] >> (16 * half));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

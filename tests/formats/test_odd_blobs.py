@@ -1,0 +1,91 @@
+"""What other encoders may write must decode; what nobody may write must be refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.formats import odd_blobs, reference
+from wcodec.codec import encode
+from wcodec.errors import MalformedError, UnsupportedError
+from wcodec.formats.bf16_w12 import Bf16W12
+from wcodec.packed import PackedTensor
+
+LIBERTIES = [
+    {},
+    {"shuffle": False, "dirty_codes": False},
+    {"patch_more": 0.002},
+    {"patch_more": 0.3},
+    {"patch_more": 1.0},
+    {"force_overflow": True},
+    {"force_overflow": True, "patch_more": 0.01, "unused_overflow": 5},
+]
+
+
+@pytest.mark.parametrize("liberties", LIBERTIES, ids=str)
+@pytest.mark.parametrize(
+    "table", [list(range(0x36, 0x3E)), [0, 5, 0x37, 0x3A, 0x3B, 0x3C, 0x7E, 0x7F]], ids=str
+)
+def test_every_decoder_reads_what_ours_never_writes(rng, table, liberties):
+    bits = (rng.normal(0, 0.02, (70, 130)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    bits[rng.random(bits.shape) < 0.003] = 0xFFC0
+    raw = odd_blobs.blob(bits, table, rng, **liberties)
+    np.testing.assert_array_equal(reference.decode(raw), bits)
+    packed = PackedTensor.from_blob(raw)
+    np.testing.assert_array_equal(packed.decode(), bits)
+    assert packed.check(packed.decode())
+
+
+def test_without_liberties_the_two_encoders_agree(rng):
+    bits = (rng.normal(0, 0.02, (70, 130)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    bits[rng.random(bits.shape) < 0.003] = 0x7F80
+    ours = encode(bits, format="bf16-w12")
+    # Overflow goes to the list in order of brick and quarter, patches ascend, codes under patches are zero.
+    theirs = odd_blobs.blob(bits, ours.table.tolist(), rng, shuffle=False, dirty_codes=False)
+    from_spec = PackedTensor.from_blob(theirs)
+    np.testing.assert_array_equal(from_spec.decode(), ours.decode())
+    assert len(theirs) == ours.nbytes
+
+
+def good_blob() -> bytes:
+    rng = np.random.default_rng(7)
+    bits = (rng.normal(0, 0.02, (64, 65)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    bits[:16, 32:] = rng.integers(0, 65536, (16, 33))
+    return encode(bits, format="bf16-w12").blob.tobytes()
+
+
+GOOD = good_blob()
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), list(odd_blobs.bad_blobs(GOOD)), ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_bad_blobs_are_refused_in_one_line(name, bad):
+    def read() -> None:
+        packed = PackedTensor.from_blob(bad, file="model.safetensors", tensor="a.weight")
+        Bf16W12().check_patch_words(packed)
+
+    with pytest.raises((MalformedError, UnsupportedError)) as caught:
+        read()
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_is_an_error_or_a_wrong_digest_or_harmless(data):
+    at = data.draw(
+        st.one_of(
+            st.integers(0, len(GOOD) - 1), st.integers(6144, 6207), st.integers(len(GOOD) - 90, len(GOOD) - 1)
+        )
+    )
+    raw = bytearray(GOOD)
+    raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        packed = PackedTensor.from_blob(bytes(raw))
+        bits = packed.decode()
+    except (MalformedError, UnsupportedError):
+        return
+    original = PackedTensor.from_blob(GOOD).decode()
+    assert packed.check(bits) == (bits.tobytes() == original.tobytes())
