@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wcodec.bits import as_bits, histogram
+from wcodec.bits import as_bits
 from wcodec.errors import UnsupportedError
 from wcodec.packed import PackedTensor
 
@@ -40,7 +40,7 @@ def encode(array: Any, *, format: str | None = None, workers: int = 1) -> Packed
     >>> packed.format, bool((packed.decode() == bits).all())
     ('bf16-w12', True)
     """
-    from wcodec.formats.bf16_w12 import Bf16W12
+    from wcodec.formats.bf16_w12 import Bf16W12, count_high_exponents
     from wcodec.formats.raw import Raw
 
     if format not in (None, Bf16W12.id, Raw.id):
@@ -48,7 +48,7 @@ def encode(array: Any, *, format: str | None = None, workers: int = 1) -> Packed
     bits = as_bits(array)
     if format != Raw.id:
         packing = Bf16W12()
-        plan = packing.plan(histogram(bits), bits.shape)
+        plan = packing.plan_from_counts(count_high_exponents(bits, workers=workers), bits.shape)
         # Bricks alone may already be too large (thin or tiny tensors): do not encode to find that out.
         if format == Bf16W12.id or (bits.size and packing.blob_bytes(plan, 0) < bits.nbytes):
             packed = packing.encode(bits, plan, workers=workers)

@@ -211,13 +211,15 @@ class PackedTensor:
         """xxh3-128 of the original tensor's bytes."""
         return self.footer.digest
 
-    def decode(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    def decode(self, out: npt.NDArray[Any] | None = None, *, workers: int = 1) -> npt.NDArray[Any]:
         """Return the original bits.
 
         Parameters
         ----------
         out : numpy.ndarray, optional
             C-contiguous array of the same shape and element size to write into.
+        workers : int, optional
+            Threads to use.
 
         Returns
         -------
@@ -231,7 +233,7 @@ class PackedTensor:
         """
         from wcodec.formats import by_code
 
-        return by_code(self.footer.format_code, self.footer.version).decode(self, out)
+        return by_code(self.footer.format_code, self.footer.version).decode(self, out, workers=workers)
 
     def check(self, bits: npt.NDArray[Any]) -> bool:
         """Whether decoded `bits` have the digest the original had."""

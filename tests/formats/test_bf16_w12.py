@@ -17,6 +17,7 @@ from wcodec.formats.bf16_w12 import (
     Bf16W12,
     StreamEncoder,
     choose_table,
+    count_high_exponents,
     high_exponent_counts,
 )
 from wcodec.packed import PackedTensor
@@ -204,3 +205,12 @@ def test_round_trip_of_anything(n, k, seed, spread, outliers):
     loud = rng.random((n, k)) < outliers
     bits[loud] = rng.integers(0, 65536, int(loud.sum()))
     round_trip(bits, by_reference=n * k < 4096)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("shape", [(0,), (1,), (9,), (63, 65), (300, 77)])
+def test_counting_high_exponents_agrees_with_the_histogram(rng, shape, workers):
+    bits = rng.integers(0, 65536, shape).astype(np.uint16)
+    np.testing.assert_array_equal(
+        count_high_exponents(bits, workers=workers), high_exponent_counts(histogram(bits))
+    )

@@ -56,8 +56,10 @@ class Format(ABC):
         """Encode a tensor's bit patterns; canonical, so the same bits and plan give the same bytes."""
 
     @abstractmethod
-    def decode(self, packed: PackedTensor, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Return the original bit patterns, in `out` where given."""
+    def decode(
+        self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
+    ) -> npt.NDArray[Any]:
+        """Return the original bit patterns, in `out` where given; `workers` threads may share the work."""
 
     @abstractmethod
     def validate(self, packed: PackedTensor) -> None:

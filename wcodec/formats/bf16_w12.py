@@ -73,6 +73,28 @@ class Plan:
         return {"table": list(self.table), "exceptions": self.exceptions, "shape": list(self.shape)}
 
 
+def count_high_exponents(bits: U16, *, workers: int = 1) -> I64:
+    """Counts of the 128 values of the 7 high exponent bits, straight from the weights.
+
+    Parameters
+    ----------
+    bits : numpy.ndarray of uint16
+        C-contiguous, any shape.
+    workers : int
+        Threads to use.
+    """
+    from wcodec.formats._bf16_w12_jit import count_high_exponents
+
+    flat = bits.reshape(-1)
+
+    def count(first: int, last: int) -> I64:
+        counts = np.zeros(128, dtype=np.int64)
+        count_high_exponents(flat[first * TILE : last * TILE], counts)
+        return counts
+
+    return sum(_share(-(-flat.size // TILE), workers, count), np.zeros(128, dtype=np.int64))
+
+
 def choose_table(counts: I64) -> tuple[int, ...]:
     """Choose the eight high-exponent values (canonical: ``docs/format.md`` 2.1).
 
@@ -98,7 +120,10 @@ class Bf16W12(Format):
 
     def plan(self, histogram: I64, shape: Shape) -> Plan:
         """See `Format.plan`."""
-        counts = high_exponent_counts(histogram)
+        return self.plan_from_counts(high_exponent_counts(histogram), shape)
+
+    def plan_from_counts(self, counts: I64, shape: Shape) -> Plan:
+        """Choose the table from the counts of the 128 values of the 7 high exponent bits."""
         table = choose_table(counts)
         return Plan(table, int(counts.sum() - counts[list(table)].sum()), tuple(shape))
 

@@ -38,8 +38,10 @@ class Raw(Format):
         )
         return PackedTensor(assemble([bits.reshape(-1).view(np.uint8)], footer), footer)
 
-    def decode(self, packed: PackedTensor, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """See `Format.decode`."""
+    def decode(
+        self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
+    ) -> npt.NDArray[Any]:
+        """See `Format.decode`; a copy does not gain from threads."""
         body = packed.blob[: _nbytes(packed.dtype, packed.numel)]
         bits = body.view("<u2").reshape(packed.shape) if packed.dtype == "BF16" else body
         if out is None:

