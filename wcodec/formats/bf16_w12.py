@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ TILE = 64
 BRICK_BYTES = 6208
 TABLE_SIZE = 8
 OVERFLOW_LIMIT = (1 << 32) - 1
+WEIGHTS_PER_WORKER = 1 << 20
 
 
 def high_exponent_counts(histogram: I64) -> I64:
@@ -92,7 +92,7 @@ def count_high_exponents(bits: U16, *, workers: int = 1) -> I64:
         count_high_exponents(flat[first * TILE : last * TILE], counts)
         return counts
 
-    return sum(_share(-(-flat.size // TILE), workers, count), np.zeros(128, dtype=np.int64))
+    return sum(_share(-(-flat.size // TILE), TILE, workers, count), np.zeros(128, dtype=np.int64))
 
 
 def choose_table(counts: I64) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class Bf16W12(Format):
         def decode(first: int, last: int) -> None:
             self.decode_tiles(packed, first, last, rows[first * TILE : last * TILE])
 
-        _share(-(-rows.shape[0] // TILE), workers, decode)
+        _share(-(-rows.shape[0] // TILE), TILE * rows.shape[1], workers, decode)
         return out
 
     def decode_tiles(self, packed: PackedTensor, first: int, last: int, out: U16) -> None:
@@ -303,7 +303,7 @@ class StreamEncoder:
         def encode(first: int, last: int) -> tuple[U8, U32]:
             return self.encode(rows[first * TILE : last * TILE], out[first * brick_row : last * brick_row])
 
-        for bricks, overflow in _share(tiles, self.workers, encode):
+        for bricks, overflow in _share(tiles, TILE * cols, self.workers, encode):
             self.append(bricks, overflow)
         return out
 
@@ -380,12 +380,14 @@ def digest_bytes(blob: U8) -> bytes:
     return Footer.parse(blob).digest
 
 
-def _share(tiles: int, workers: int, task: Callable[[int, int], Any]) -> Iterator[Any]:
-    """Results of `task(first, last)` over `tiles` row tiles cut into one run per worker, in order."""
-    workers = max(1, min(workers, tiles))
-    cuts = [tiles * i // workers for i in range(workers + 1)]
-    ranges = list(itertools.pairwise(cuts))
+def _share(tiles: int, tile_weights: int, workers: int, task: Callable[[int, int], Any]) -> list[Any]:
+    """Results of `task(first, last)` over `tiles` row tiles cut into one run per worker, in order.
+
+    Starting threads costs as much as some hundred thousand weights: small tensors stay on the caller's.
+    """
+    workers = max(1, min(workers, tiles, tiles * tile_weights // WEIGHTS_PER_WORKER))
     if workers == 1:
-        return iter([task(*ranges[0])])
+        return [task(0, tiles)]
+    cuts = [tiles * i // workers for i in range(workers + 1)]
     with ThreadPoolExecutor(workers) as pool:
-        return iter(list(pool.map(lambda part: task(*part), ranges)))
+        return list(pool.map(task, cuts[:-1], cuts[1:]))
