@@ -1,0 +1,401 @@
+"""Whole directories: shards in parallel, a manifest that lets a rerun go on, and one rename at the end.
+
+Everything is built in ``.NAME.wcodec-part`` beside the destination ``NAME``. A run that was killed leaves
+that folder with its manifest; the next run keeps the shards whose digests still match and makes the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wcodec.container.atomic import (
+    copy_file,
+    lock,
+    naming,
+    part_path,
+    remove,
+    replace_file,
+    swap_folder,
+)
+from wcodec.container.destination import check_folder
+from wcodec.container.manifest import MANIFEST_NAME, FileFacts, Manifest, file_digest
+from wcodec.container.packedfile import PackedFile
+from wcodec.container.pipeline import Advance, default_workers
+from wcodec.container.results import Result, Verdict
+from wcodec.container.tree import list_files, rewritten
+from wcodec.container.unpack import unpack_file, verify_file
+from wcodec.container.writer import open_source, pack_file
+from wcodec.dtypes import numel
+from wcodec.errors import MismatchError, UnsupportedError, WCodecError
+
+_WEIGHTS = ".safetensors"
+
+
+def pack_directory(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    advance: Advance | None = None,
+) -> Result:
+    """Pack every safetensors file of a model directory and copy the rest.
+
+    Links are followed, so a Hugging Face snapshot works; nothing is written into the source. The index is
+    rewritten for the new sizes. The destination appears when everything is done; a rerun after an
+    interruption skips the files that are done, by digest.
+
+    Parameters
+    ----------
+    source : path-like
+        Directory with at least one ``.safetensors`` file.
+    destination : path-like
+        Directory to make.
+    force : bool
+        Replace an existing directory.
+    workers : int, optional
+        Threads in all; by default one per processor.
+    executor : concurrent.futures.Executor, optional
+        Where shards are packed, one task each; tasks are picklable and return counts and digests only. By
+        default threads of this process.
+    advance : callable, optional
+        Called with the number of weight bytes done since the last call.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    WCodecError
+        As `pack_file`; the destination is untouched then.
+    """
+    begun = time.perf_counter()
+    source, destination = Path(source), Path(destination)
+    files, notes = list_files(source)
+    shards = [name for name in files if name.endswith(_WEIGHTS)]
+    if MANIFEST_NAME in files:
+        raise UnsupportedError("is packed already", file=source, mend="`wcodec unpack` gives the original")
+    if not shards:
+        raise UnsupportedError(f"has no {_WEIGHTS} file", file=source, mend="pack reads safetensors files")
+    for name in shards:
+        open_source(files[name])  # every refusal comes before hours of work
+    check_folder(source, destination, force=force)
+    with _folder_part(destination, keep=True) as part:
+        manifest = _progress(part)
+        manifest.files = {name: facts for name, facts in manifest.files.items() if name in shards}
+        results: dict[str, Result] = {}
+
+        def done(name: str, result: Result) -> None:
+            results[name] = result
+            assert result.digest is not None
+            manifest.files[name] = FileFacts("packed", result.bytes_in, result.digest, result.bytes_out)
+            manifest.write(part)
+
+        tasks = {
+            name: partial(_pack_shard, files[name], part / name, manifest.files.get(name)) for name in shards
+        }
+        _prepare(part, files)
+        _run(tasks, done, workers=workers, executor=executor, advance=advance)
+        stored = {name: _tensor_bytes(part / name) for name in shards}
+        for name, path in files.items():
+            if name not in results:
+                manifest.files[name] = _place_other(name, path, part / name, stored)
+        manifest.write(part)
+        swap_folder(part, destination, overwrite=force)
+    return _total(source, destination, results.values(), begun, notes)
+
+
+def unpack_directory(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    advance: Advance | None = None,
+) -> Result:
+    """Give back the directory that a packed directory was made from, every file byte for byte.
+
+    Parameters are those of `pack_directory`. Files that the manifest does not name are left out, and noted.
+
+    Raises
+    ------
+    MismatchError
+        If a digest differs; the destination is untouched then.
+    WCodecError
+        As `unpack_file`.
+    """
+    begun = time.perf_counter()
+    source, destination = Path(source), Path(destination)
+    manifest = Manifest.read(source)
+    notes = _strangers(source, manifest)
+    check_folder(source, destination, force=force)
+    with _folder_part(destination, keep=False) as part:
+        _prepare(part, dict.fromkeys(manifest.files, source))
+        results: dict[str, Result] = {}
+        tasks = {
+            name: partial(_unpack_shard, source / name, part / name, facts)
+            for name, facts in manifest.files.items()
+            if facts.kind == "packed"
+        }
+        _run(tasks, results.__setitem__, workers=workers, executor=executor, advance=advance)
+        for name, facts in manifest.files.items():
+            if facts.original is not None:
+                with replace_file(part / name, mode=(source / name).stat().st_mode, overwrite=True) as out:
+                    out.write_at(0, facts.original)
+            elif facts.kind == "copied":
+                _copy_checked(source / name, part / name, facts)
+        swap_folder(part, destination, overwrite=force)
+    return _total(source, destination, results.values(), begun, notes)
+
+
+def verify_directory(
+    source: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    advance: Advance | None = None,
+) -> Verdict:
+    """Check every file of a packed directory, and compare with the directory it was made from where given.
+
+    Parameters are those of `verify_file`.
+    """
+    begun = time.perf_counter()
+    source = Path(source)
+    manifest = Manifest.read(source)
+    differences: list[str] = []
+    tensors = files = nbytes = 0
+    for name, facts in manifest.files.items():
+        if not (source / name).is_file():
+            differences.append(f"{name}: is missing")
+        elif facts.kind == "packed":
+            verdict = verify_file(source / name, workers=workers, advance=advance)
+            differences += [f"{name}: {text}" for text in verdict.differences]
+            if PackedFile(source / name).record.digest != facts.digest:
+                differences.append(f"{name}: holds another file than the manifest says")
+            files, tensors, nbytes = files + 1, tensors + verdict.tensors, nbytes + verdict.nbytes
+        elif facts.kind == "copied" and file_digest(source / name) != (facts.nbytes, facts.digest):
+            differences.append(f"{name}: {_changed(name).problem}")
+    if against is not None:
+        differences += _compare_tree(Path(against), manifest)
+    return Verdict(
+        source,
+        files=files,
+        tensors=tensors,
+        nbytes=nbytes,
+        differences=tuple(differences),
+        seconds=time.perf_counter() - begun,
+        notes=tuple(_strangers(source, manifest)),
+    )
+
+
+def _compare_tree(folder: Path, manifest: Manifest) -> Iterator[str]:
+    theirs, _ = list_files(folder)
+    for name, facts in manifest.files.items():
+        if name not in theirs:
+            yield f"{folder / name} is missing"
+        elif file_digest(theirs[name]) != (facts.nbytes, facts.digest):
+            yield f"{folder / name} differs from the file that was packed"
+    for name in theirs.keys() - manifest.files.keys():
+        yield f"{folder / name} was not there when the directory was packed"
+
+
+def _strangers(source: Path, manifest: Manifest) -> list[str]:
+    files, notes = list_files(source)
+    extra = sorted(files.keys() - manifest.files.keys() - {MANIFEST_NAME})
+    return [*notes, *(f"{name} is not in the manifest and is left out" for name in extra)]
+
+
+def _changed(path: str | Path) -> MismatchError:
+    return MismatchError("is not what was packed", file=path, mend="restore it or pack the directory again")
+
+
+@contextlib.contextmanager
+def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
+    """The folder in which `destination` is built, under a lock.
+
+    After an exception it goes away, unless `keep` is set and it holds finished shards for the next run.
+    """
+    part = part_path(destination)
+    with naming(destination, "write"):
+        part.mkdir(exist_ok=True)
+        fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        lock(fd, destination)
+        try:
+            yield part
+        except BaseException:
+            if not (keep and _progress(part).files):
+                remove(part)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _progress(part: Path) -> Manifest:
+    """What an interrupted run has done; nothing where its manifest cannot be read."""
+    try:
+        return Manifest.read(part)
+    except WCodecError:
+        return Manifest("run")
+
+
+def _prepare(part: Path, files: dict[str, Path]) -> None:
+    """Make the folders, and remove what an earlier run left that does not belong."""
+    with naming(part, "write"):
+        keep = {part / name for name in (*files, MANIFEST_NAME)}
+        folders = {folder for path in keep for folder in path.parents}
+        for path in sorted(part.rglob("*"), reverse=True):
+            if path not in keep and path not in folders:
+                remove(path)
+        for name in files:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _pack_shard(
+    source: Path,
+    target: Path,
+    before: FileFacts | None,
+    *,
+    workers: int | None,
+    advance: Advance | None = None,
+) -> Result:
+    """Pack one shard, unless it is there already."""
+    if before is not None and before.kind == "packed" and target.is_file():
+        with contextlib.suppress(WCodecError):
+            packed = PackedFile(target)
+            same = before.digest == packed.record.digest and before.stored_bytes == packed.header.file_size
+            if same and file_digest(source) == (before.nbytes, before.digest):
+                if advance is not None:
+                    advance(before.nbytes)
+                return _result(packed, source, target)
+    return pack_file(source, target, force=True, workers=workers, advance=advance)
+
+
+def _result(packed: PackedFile, source: Path, target: Path) -> Result:
+    """What packing `source` to the existing file `target` returned."""
+    return Result(
+        source,
+        target,
+        files=1,
+        tensors=len(packed.parts),
+        packed_tensors=sum(part.packed is not None for part in packed.parts),
+        weights=sum(numel(part.entry.shape) for part in packed.parts),
+        bytes_in=packed.size,
+        bytes_out=packed.header.file_size,
+        digest=packed.record.digest,
+        seconds=0.0,
+    )
+
+
+def _unpack_shard(
+    source: Path, target: Path, facts: FileFacts, *, workers: int | None, advance: Advance | None = None
+) -> Result:
+    result = unpack_file(source, target, force=True, workers=workers, advance=advance)
+    if result.digest != facts.digest:
+        raise MismatchError("holds another file than the manifest says", file=source)
+    return result
+
+
+def _copy_checked(source: Path, target: Path, facts: FileFacts) -> None:
+    if copy_file(source, target, overwrite=True) != (facts.nbytes, facts.digest):
+        raise _changed(source)
+
+
+def _tensor_bytes(path: Path) -> int:
+    return sum(part.stored.end - part.stored.begin for part in PackedFile(path).parts)
+
+
+def _place_other(name: str, source: Path, target: Path, stored: dict[str, int]) -> FileFacts:
+    """Copy a file that holds no packed weights, or rewrite it."""
+    with naming(source, "read"):
+        text = source.read_bytes() if name.endswith(".json") else b""
+    new = rewritten(name, text, stored) if text else None
+    if new is None:
+        nbytes, digest = copy_file(source, target, overwrite=True)
+        return FileFacts("copied", nbytes, digest, nbytes)
+    with replace_file(target, mode=source.stat().st_mode, overwrite=True) as out:
+        out.write_at(0, new)
+    nbytes, digest = file_digest(source)
+    return FileFacts("rewritten", nbytes, digest, len(new), original=text)
+
+
+def _run(
+    tasks: Mapping[str, Callable[..., Result]],
+    done: Callable[[str, Result], None],
+    *,
+    workers: int | None,
+    executor: Executor | None,
+    advance: Advance | None,
+) -> None:
+    """Run one task per shard and report each as it ends; the first error stops the others."""
+    if executor is not None:
+        futures = {executor.submit(task, workers=workers): name for name, task in tasks.items()}
+        _collect(futures, done, advance)
+        return
+    workers = default_workers() if workers is None else workers
+    threads = max(1, min(workers, len(tasks)))
+    if threads == 1:
+        for name, task in tasks.items():
+            done(name, task(workers=workers, advance=advance))
+        return
+    stop = threading.Event()
+
+    def step(nbytes: int) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        if advance is not None:
+            advance(nbytes)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="wcodec-shard") as pool:
+        try:
+            futures = {
+                pool.submit(task, workers=max(1, workers // threads), advance=step): name
+                for name, task in tasks.items()
+            }
+            _collect(futures, done, None)
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _collect(
+    futures: dict[Future[Result], str], done: Callable[[str, Result], None], advance: Advance | None
+) -> None:
+    for future in as_completed(futures):
+        result = future.result()
+        done(futures[future], result)
+        if advance is not None:
+            advance(result.bytes_in)
+
+
+class _StoppedError(Exception):
+    """Another shard failed or the user interrupted: leave, removing the temp file on the way."""
+
+
+def _total(source: Path, destination: Path, results: Any, begun: float, notes: Sequence[str]) -> Result:
+    results = list(results)
+    return Result(
+        source,
+        destination,
+        files=len(results),
+        tensors=sum(r.tensors for r in results),
+        packed_tensors=sum(r.packed_tensors for r in results),
+        weights=sum(r.weights for r in results),
+        bytes_in=sum(r.bytes_in for r in results),
+        bytes_out=sum(r.bytes_out for r in results),
+        digest=None,
+        seconds=time.perf_counter() - begun,
+        notes=tuple(notes),
+    )

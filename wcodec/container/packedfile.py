@@ -1,0 +1,246 @@
+"""Reading a packed file: checks first, then any range of the original's bytes on demand."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wcodec.container.pipeline import CHUNK_BYTES
+from wcodec.container.record import RECORD_NAME, SourceRecord
+from wcodec.errors import MalformedError, UnsupportedError, WCodecError
+from wcodec.packed import PackedTensor
+from wcodec.readers.bytefile import LocalFile
+from wcodec.readers.safetensors import Entry, parse_header
+
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the original and where its bytes come from.
+
+    Attributes
+    ----------
+    entry : Entry
+        Name, dtype, shape and offsets in the source.
+    stored : Entry
+        The same tensor in the packed file.
+    packed : PackedTensor, optional
+        None for a tensor that is stored unchanged.
+    digest : bytes
+        xxh3-128 of the original bytes.
+    """
+
+    entry: Entry
+    stored: Entry
+    packed: PackedTensor | None
+    digest: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the original."""
+        return self.entry.end - self.entry.begin
+
+
+class PackedFile:
+    """A packed file, seen as the file it was made from.
+
+    `size` and `read_at` speak of the original, so this is a `wcodec.readers.bytefile.ByteFile`: whatever
+    reads a safetensors file reads a packed one, decoding as it goes.
+
+    Parameters
+    ----------
+    path : path-like
+        A packed file.
+
+    Attributes
+    ----------
+    path : Path
+    record : SourceRecord
+    source : SafetensorsHeader
+        Header of the original.
+    header : SafetensorsHeader
+        Header of the packed file.
+    parts : list of Part
+        In the order of the original's data.
+
+    Raises
+    ------
+    MalformedError
+        If the file contradicts itself.
+    UnsupportedError
+        If it is not a packed file, or a newer wcodec wrote it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        file = LocalFile(self.path)
+        self.header = parse_header(file)
+        self._data = file.read_at(0, file.size)  # one mapping for all tensors: systems limit their number
+        stored = {entry.name: entry for entry in self.header.entries}
+        if self.header.file_size != self.header.data_end:
+            extra = self.header.file_size - self.header.data_end
+            raise MalformedError(
+                f"{extra} bytes follow the last tensor", file=self.path, mend="copy it again"
+            )
+        if RECORD_NAME not in stored:
+            raise UnsupportedError(
+                "is not a packed file", file=self.path, mend="`wcodec pack` makes one of a safetensors file"
+            )
+        self.record = SourceRecord.parse(self._bytes(stored.pop(RECORD_NAME)), file=self.path)
+        self.source = parse_header(_OriginalHead(self.path, self.record))
+        if self.source.file_size - self.source.data_end != len(self.record.trailing):
+            raise MalformedError("the record's sizes contradict its header", file=self.path)
+        self.parts = [self._part(entry, stored) for entry in self.source.entries]
+        if len(stored) != len(self.parts):
+            ours = {entry.name for entry in self.source.entries}
+            name = next(name for name in stored if name not in ours)
+            raise MalformedError("is not a tensor of the source", file=self.path, tensor=name)
+        self._starts = [self.source.data_start + part.entry.begin for part in self.parts]
+
+    def _bytes(self, entry: Entry) -> U8:
+        start = self.header.data_start
+        return self._data[start + entry.begin : start + entry.end]
+
+    def _part(self, entry: Entry, stored: dict[str, Entry]) -> Part:
+        def refuse(problem: str) -> MalformedError:
+            return MalformedError(problem, file=self.path, tensor=entry.name, mend="copy the file again")
+
+        if entry.name not in stored:
+            raise refuse("is missing")
+        found = stored[entry.name]
+        if entry.name in self.record.raw:
+            if (found.dtype, found.shape, found.end - found.begin) != (
+                entry.dtype,
+                entry.shape,
+                entry.end - entry.begin,
+            ):
+                raise refuse("differs in dtype or shape from the source")
+            return Part(entry, found, None, self.record.raw[entry.name])
+        if found.dtype != "U8" or len(found.shape) != 1:
+            raise refuse("is neither packed nor listed as raw")
+        packed = PackedTensor.from_blob(self._bytes(found), file=self.path, tensor=entry.name)
+        if (packed.dtype, packed.shape) != (entry.dtype, entry.shape):
+            raise refuse("is packed with another dtype or shape than the source has")
+        return Part(entry, found, packed, packed.digest)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the original file."""
+        return self.record.nbytes
+
+    def read_at(self, offset: int, n: int) -> U8:
+        """Bytes ``offset … offset + n`` of the original file, decoded.
+
+        Raises
+        ------
+        MalformedError
+            The range does not lie inside the original, or a blob is malformed.
+        """
+        if offset < 0 or n < 0 or offset + n > self.size:
+            raise MalformedError(
+                f"bytes {offset} to {offset + n} of {self.size} were asked for", file=self.path
+            )
+        pieces = list(self._pieces(offset, offset + n))
+        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint8)])
+
+    def _pieces(self, start: int, stop: int) -> Iterator[U8]:
+        head = len(self.source.raw).to_bytes(8, "little") + self.source.raw
+        if start < len(head):
+            yield np.frombuffer(head[start:stop], dtype=np.uint8)
+        index = max(bisect.bisect_right(self._starts, start) - 1, 0)
+        for part, at in zip(self.parts[index:], self._starts[index:], strict=True):
+            if at >= stop:
+                break
+            first, last = max(start - at, 0), min(stop - at, part.nbytes)
+            if first < last:
+                yield self.read_part(part, first, last)
+        tail = self.source.data_end
+        if stop > tail:
+            yield np.frombuffer(self.record.trailing[max(start - tail, 0) : stop - tail], dtype=np.uint8)
+
+    def read_part(self, part: Part, start: int, stop: int) -> U8:
+        """Bytes ``start … stop`` of one tensor of the original.
+
+        Whole multiples of `granule` from the tensor's start cost no more than they return.
+        """
+        if part.packed is None:
+            return self._bytes(part.stored)[start:stop]
+        try:
+            return decode_range(part.packed, start, stop)
+        except WCodecError as error:
+            raise type(error)(
+                error.problem,
+                file=self.path,
+                tensor=part.entry.name,
+                mend="the file is damaged; copy it again",
+            ) from None
+
+    def spans(self) -> Iterator[tuple[Part | None, int, int]]:
+        """Cut the original into ranges worth reading at once, in order.
+
+        Yields
+        ------
+        part : Part or None
+            The tensor; None for the header and the trailing bytes.
+        start, stop : int
+            Offsets in the original file. A tensor without bytes has one empty range.
+        """
+        yield None, 0, self.source.data_start
+        for part, at in zip(self.parts, self._starts, strict=True):
+            unit = granule(part.packed) if part.packed is not None else 1
+            step = max(CHUNK_BYTES // unit, 1) * unit
+            for start in range(0, max(part.nbytes, 1), step):
+                yield part, at + start, at + min(start + step, part.nbytes)
+        if self.record.trailing:
+            yield None, self.source.data_end, self.size
+
+
+class _OriginalHead:
+    """The original as far as its header goes: what `parse_header` needs to check it."""
+
+    def __init__(self, path: Path, record: SourceRecord) -> None:
+        self.path = path
+        self.size = record.nbytes
+        self._head = len(record.header).to_bytes(8, "little") + record.header
+
+    def read_at(self, offset: int, n: int) -> Any:
+        if offset + n > len(self._head):
+            raise MalformedError("the record's header is cut", file=self.path, tensor=RECORD_NAME)
+        return np.frombuffer(self._head[offset : offset + n], dtype=np.uint8)
+
+
+def granule(packed: PackedTensor) -> int:
+    """Bytes of the original that decode on their own: a row tile, or the whole tensor."""
+    if packed.format == "bf16-w12" and packed.numel:
+        from wcodec.formats.bf16_w12 import TILE
+
+        return 2 * TILE * packed.matrix[1]
+    return max(_original_bytes(packed), 1)
+
+
+def decode_range(packed: PackedTensor, start: int, stop: int) -> U8:
+    """Bytes ``start … stop`` of the original tensor; multiples of `granule` cost nothing extra."""
+    if packed.format != "bf16-w12" or start == stop:
+        return packed.decode().reshape(-1).view(np.uint8)[start:stop]
+    from wcodec.formats.bf16_w12 import TILE, Bf16W12
+
+    rows, cols = packed.matrix
+    unit = 2 * TILE * cols
+    first, last = start // unit, -(-stop // unit)
+    out = np.empty((min(last * TILE, rows) - first * TILE, cols), dtype=np.uint16)
+    Bf16W12().decode_tiles(packed, first, last, out)
+    return out.reshape(-1).view(np.uint8)[start - first * unit : stop - first * unit]
+
+
+def _original_bytes(packed: PackedTensor) -> int:
+    from wcodec.dtypes import DTYPES
+
+    return packed.numel * DTYPES[packed.dtype].bits // 8

@@ -1,0 +1,89 @@
+"""What a model directory holds, and the text files in it that must change with the weights."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from wcodec.container.atomic import PART_SUFFIX, naming
+from wcodec.errors import WCodecError
+
+_INDEX_SUFFIX = ".safetensors.index.json"
+_SKIPPED = {".git", ".cache"}  # histories and download state hold copies of the weights, not the model
+
+
+def list_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """Files of a model directory, links followed.
+
+    Returns
+    -------
+    files : dict of str to Path
+        Path by relative POSIX path, sorted.
+    notes : list of str
+        What was left out.
+
+    Raises
+    ------
+    WCodecError
+        For a dangling link, a link to a folder around it, or something that is neither file nor folder.
+    """
+    notes: list[str] = []
+    found = dict(_walk(folder, folder, (), notes))
+    return dict(sorted(found.items())), notes
+
+
+def _walk(
+    top: Path, folder: Path, above: tuple[tuple[int, int], ...], notes: list[str]
+) -> Iterator[tuple[str, Path]]:
+    with naming(folder, "read"):
+        info = folder.stat()
+        names = sorted(path.name for path in folder.iterdir())
+    here = (info.st_dev, info.st_ino)
+    if here in above:
+        raise WCodecError("is a link to a folder around it", file=folder, mend="remove the link")
+    for name in names:
+        path = folder / name
+        if path.is_symlink() and not path.exists():
+            raise WCodecError(
+                f"is a link to {path.readlink()}, which does not exist",
+                file=path,
+                mend="download the file again or remove the link",
+            )
+        if name in _SKIPPED and path.is_dir():
+            notes.append(f"{path.relative_to(top)} is left out: it is not part of the model")
+        elif path.is_dir():
+            yield from _walk(top, path, (*above, here), notes)
+        elif name.endswith(PART_SUFFIX):
+            notes.append(f"{path.relative_to(top)} is left out: an interrupted run left it")
+        elif stat.S_ISREG(path.stat().st_mode):
+            yield path.relative_to(top).as_posix(), path
+        else:
+            raise WCodecError("is neither a file nor a folder", file=path, mend="remove it")
+
+
+def rewritten(name: str, text: bytes, stored: Mapping[str, int]) -> bytes | None:
+    """The text of a file as it has to read beside packed weights; None where it stays.
+
+    An index keeps its names, which packed files keep too; its total size becomes that of the packed tensors.
+
+    Parameters
+    ----------
+    name : str
+        Relative POSIX path.
+    text : bytes
+        What the file says in the source.
+    stored : mapping of str to int
+        Bytes of the source's tensors in each packed file, by relative path.
+    """
+    if not name.endswith(_INDEX_SUFFIX):
+        return None
+    try:
+        index = json.loads(text)
+        folder = name.rpartition("/")[0]
+        shards = {f"{folder}/{shard}" if folder else shard for shard in index["weight_map"].values()}
+        index["metadata"]["total_size"] = sum(stored.get(shard, 0) for shard in shards)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # an index without weights or sizes has nothing that could be wrong
+    return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"

@@ -1,0 +1,296 @@
+"""Packing one file: survey it in order, encode what pays, copy the rest, all in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from wcodec.bits import histogram
+from wcodec.container.atomic import AtomicFile, replace_file
+from wcodec.container.destination import check_file
+from wcodec.container.layout import Stored, header_bytes, raw_order, reserve, stored_metadata
+from wcodec.container.pipeline import CHUNK_BYTES, Advance, default_workers, ordered_map, workers_pool
+from wcodec.container.record import RECORD_NAME, SourceRecord
+from wcodec.container.results import Result
+from wcodec.dtypes import numel
+from wcodec.errors import UnsupportedError
+from wcodec.formats.bf16_w12 import OVERFLOW_LIMIT, TILE, Bf16W12, Plan, StreamEncoder
+from wcodec.readers.bytefile import LocalFile
+from wcodec.readers.safetensors import Entry, SafetensorsHeader, parse_header
+
+U8 = npt.NDArray[np.uint8]
+_UNREADABLE = {".gguf", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
+
+
+def pack_file(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    workers: int | None = None,
+    advance: Advance | None = None,
+) -> Result:
+    """Pack a safetensors file.
+
+    The destination appears whole or not at all, and its bytes depend on the source only. Memory stays below
+    1 GB plus one row tile (128 bytes per column) of the widest tensor, however large the file.
+
+    Parameters
+    ----------
+    source : path-like
+        A safetensors file of any dtypes; BF16 tensors are packed where that makes them smaller.
+    destination : path-like
+        File to write; ``docs/container.md`` says what it holds.
+    force : bool
+        Replace an existing file.
+    workers : int, optional
+        Threads; by default one per processor.
+    advance : callable, optional
+        Called with the number of source bytes done since the last call.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    MalformedError
+        If the source contradicts itself or changes while it is read.
+    UnsupportedError
+        If it is no safetensors file, or is packed already.
+    WCodecError
+        If the destination must not or cannot be written.
+    """
+    begun = time.perf_counter()
+    source, destination = Path(source), Path(destination)
+    workers = default_workers() if workers is None else workers
+    header = open_source(source)
+    check_file(source, destination, force=force)
+    file = LocalFile(source, mapped=False)
+    metadata = stored_metadata(header.metadata, "run")
+    start = reserve(metadata, header.entries, header.file_size, source)
+    with (
+        replace_file(destination, mode=source.stat().st_mode, overwrite=force) as out,
+        workers_pool(workers) as pool,
+    ):
+        packing = _Packing(file, header, pool, workers, advance)
+        stored, end = packing.write_tensors(out, start)
+        record = packing.record().pack()
+        stored.append(Stored(RECORD_NAME, "U8", (len(record),), len(record)))
+        end = out.write_at(end, record)
+        out.truncate(end)  # a tensor that was taken back may have reached further
+        out.write_at(0, header_bytes(metadata, stored, start))
+        file.read_at(0, 8)  # refuses if the source is not what it was when we began
+    return Result(
+        source,
+        destination,
+        files=1,
+        tensors=len(header.entries),
+        packed_tensors=len(packing.plans),
+        weights=sum(numel(entry.shape) for entry in header.entries),
+        bytes_in=header.file_size,
+        bytes_out=end,
+        digest=packing.whole.digest(),
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def open_source(source: Path) -> SafetensorsHeader:
+    """Header of a file that can be packed; refuses other kinds and packed files in one line."""
+    if source.suffix.lower() in _UNREADABLE and source.exists():
+        raise UnsupportedError(
+            f"pack reads safetensors files, not {source.suffix}",
+            file=source,
+            mend="`wcodec analyze` reads it as it is; convert it to safetensors to pack it",
+        )
+    header = parse_header(source)
+    if any(entry.name == RECORD_NAME for entry in header.entries):
+        raise UnsupportedError("is packed already", file=source, mend="`wcodec unpack` gives the original")
+    return header
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A range of the source file that is handled at once: rows of a matrix, or plain bytes."""
+
+    entry: Entry | None
+    start: int
+    stop: int
+    candidate: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Rows to encode; `data` where the survey still had them."""
+
+    encoder: StreamEncoder
+    span: _Span
+    is_last: bool
+    data: U8 | None
+
+
+class _Packing:
+    """State of packing one file."""
+
+    def __init__(
+        self,
+        file: LocalFile,
+        header: SafetensorsHeader,
+        pool: Executor | None,
+        workers: int,
+        advance: Advance | None,
+    ) -> None:
+        self.file = file
+        self.header = header
+        self.pool = pool
+        self.budget = (workers + 2) * CHUNK_BYTES
+        self.advance = advance or (lambda nbytes: None)
+        self.whole = xxhash.xxh3_128()
+        self.digests: dict[str, bytes] = {}
+        self.plans: dict[str, Plan] = {}
+        self.trailing: list[bytes] = []
+
+    def write_tensors(self, out: AtomicFile, start: int) -> tuple[list[Stored], int]:
+        """Write blobs, then raw tensors, from `start` on; return their entries and where they end."""
+        stored: list[Stored] = []
+        position = begin = start
+        jobs = ordered_map(
+            self.pool, self.budget, self._encode, self._jobs(), lambda job: 2 * job.span.nbytes
+        )
+        for job, bricks, overflow in jobs:
+            entry = job.span.entry
+            assert entry is not None
+            job.encoder.append(bricks, overflow)
+            position = out.write_at(position, bricks)
+            self.advance(job.span.nbytes)
+            if not job.is_last:
+                continue
+            if job.encoder.overflow_count <= OVERFLOW_LIMIT:
+                position = out.write_at(position, job.encoder.finish(self.digests[entry.name]))
+            nbytes = position - begin
+            if nbytes < entry.end - entry.begin and job.encoder.overflow_count <= OVERFLOW_LIMIT:
+                stored.append(Stored(entry.name, "U8", (nbytes,), nbytes))
+            else:  # so many exceptions that the tensor would not shrink: it stays raw
+                del self.plans[entry.name]
+                position = begin
+                self.advance(entry.begin - entry.end)
+            begin = position
+        for entry in raw_order(e for e in self.header.entries if e.name not in self.plans):
+            for data in self._read_ahead(_cut(entry, self.header.data_start, candidate=False)):
+                position = out.write_at(position, data)
+                self.advance(data.size)
+            stored.append(Stored(entry.name, entry.dtype, entry.shape, entry.end - entry.begin))
+        return stored, position
+
+    def record(self) -> SourceRecord:
+        """The source record, once everything was read."""
+        from wcodec import __version__
+
+        return SourceRecord(
+            tool=f"wcodec {__version__}",
+            header=self.header.raw,
+            trailing=b"".join(self.trailing),
+            nbytes=self.header.file_size,
+            digest=self.whole.digest(),
+            raw={e.name: self.digests[e.name] for e in self.header.entries if e.name not in self.plans},
+        )
+
+    def _jobs(self) -> Iterator[_Job]:
+        """What to encode, in the order of the file, as the survey gets there."""
+        for entry, spans, counts, data in self._survey():
+            plan = Bf16W12().plan(counts, entry.shape)
+            self.plans[entry.name] = plan
+            encoder = StreamEncoder(plan)
+            for span in spans:
+                yield _Job(encoder, span, span is spans[-1], data if len(spans) == 1 else None)
+
+    def _survey(self) -> Iterator[tuple[Entry, list[_Span], Any, U8 | None]]:
+        """Read the whole file in order, take every digest, and yield the matrices that may shrink.
+
+        Yields
+        ------
+        entry, spans, histogram, data
+            `data` are the bytes of the last span.
+        """
+        spans: list[_Span] = []
+        counts = np.zeros(65536, dtype=np.int64)
+        hasher = xxhash.xxh3_128()
+        for span, data, found in ordered_map(
+            self.pool, self.budget, self._look, self._spans(), lambda span: span.nbytes
+        ):
+            self.whole.update(data.data)
+            if span.entry is None:
+                if span.start >= self.header.data_end:
+                    self.trailing.append(data.tobytes())
+                continue
+            hasher.update(data.data)
+            spans.append(span)
+            if found is not None:
+                counts += found
+            if span.stop == self.header.data_start + span.entry.end:
+                self.digests[span.entry.name] = hasher.digest()
+                if span.candidate:
+                    yield span.entry, spans, counts, data
+                spans, counts = [], np.zeros(65536, dtype=np.int64) if span.candidate else counts
+                hasher.reset()
+
+    def _spans(self) -> Iterator[_Span]:
+        """The whole file, cut."""
+        yield _Span(None, 0, self.header.data_start)
+        for entry in self.header.entries:
+            yield from _cut(entry, self.header.data_start, candidate=_may_shrink(entry))
+        start, stop = self.header.trailing
+        for at in range(start, stop, CHUNK_BYTES):
+            yield _Span(None, at, min(at + CHUNK_BYTES, stop))
+
+    def _look(self, span: _Span) -> tuple[_Span, U8, Any]:
+        data = self.file.read_at(span.start, span.nbytes)
+        return span, data, histogram(data.view("<u2")) if span.candidate else None
+
+    def _encode(self, job: _Job) -> tuple[_Job, U8, Any]:
+        span = job.span
+        data = self.file.read_at(span.start, span.nbytes) if job.data is None else job.data
+        rows = data.view("<u2").reshape(-1, job.encoder.plan.matrix[1])
+        return job, *job.encoder.encode(rows)
+
+    def _read_ahead(self, spans: list[_Span]) -> Iterator[U8]:
+        yield from ordered_map(
+            self.pool,
+            self.budget,
+            lambda span: self.file.read_at(span.start, span.nbytes),
+            spans,
+            lambda span: span.nbytes,
+        )
+
+
+def _may_shrink(entry: Entry) -> bool:
+    """Whether bricks alone, without overflow, make the tensor smaller."""
+    if entry.dtype != "BF16" or entry.begin == entry.end:
+        return False
+    plan = Plan(tuple(range(8)), 0, entry.shape)
+    return Bf16W12().blob_bytes(plan, 0) < entry.end - entry.begin
+
+
+def _cut(entry: Entry, data_start: int, *, candidate: bool) -> list[_Span]:
+    """Cut a tensor into spans of about `CHUNK_BYTES`, matrices between row tiles; at least one span."""
+    unit = 2 * TILE * Plan((), 0, entry.shape).matrix[1] if candidate else 1
+    step = max(CHUNK_BYTES // unit, 1) * unit
+    nbytes = entry.end - entry.begin
+    at = data_start + entry.begin
+    return [
+        _Span(entry, at + start, at + min(start + step, nbytes), candidate)
+        for start in range(0, max(nbytes, 1), step)
+    ]
