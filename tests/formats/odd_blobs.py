@@ -26,7 +26,6 @@ def blob(
     patch_more: float = 0.0,
     shuffle: bool = True,
     dirty_codes: bool = True,
-    force_overflow: bool = False,
     unused_overflow: int = 0,
 ) -> bytes:
     """Encode a 2-D uint16 array with a given table.
@@ -39,8 +38,6 @@ def blob(
         Patches, and the quarters' ranges in the overflow list, come in random order.
     dirty_codes : bool
         Code and sign under a patch are random instead of zero.
-    force_overflow : bool
-        Every patch goes to the overflow list.
     unused_overflow : int
         Overflow entries that no patch word refers to.
     """
@@ -75,7 +72,7 @@ def blob(
             if shuffle:
                 rng.shuffle(patches)
             at = 6208 * index + 6144 + 16 * quarter
-            if len(patches) <= 6 and not (force_overflow and len(patches) >= 1):
+            if len(patches) <= 6:
                 value = sum(patch << (20 * i) for i, patch in enumerate(patches)) | len(patches) << 120
                 bricks[at : at + 16] = value.to_bytes(16, "little")
             else:
@@ -155,6 +152,8 @@ def bad_blobs(good: bytes) -> Iterator[tuple[str, bytes]]:
 
     yield "tag 7", patched(lambda raw: raw.__setitem__(6144 + 15, 7))
     yield "tag 254", patched(lambda raw: raw.__setitem__(6144 + 15, 254))
+    few = struct.pack("<II7xB", 0, 6, 255)
+    yield "overflow of six", patched(lambda raw: raw.__setitem__(slice(6144, 6160), few))
     overflowing = struct.pack("<II7xB", 0, 1025, 255)
     yield "more patches than weights", patched(lambda raw: raw.__setitem__(slice(6144, 6160), overflowing))
     outside = struct.pack("<II7xB", 0xFFFFFFF0, 8, 255)

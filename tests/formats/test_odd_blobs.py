@@ -19,8 +19,7 @@ LIBERTIES = [
     {"patch_more": 0.002},
     {"patch_more": 0.3},
     {"patch_more": 1.0},
-    {"force_overflow": True},
-    {"force_overflow": True, "patch_more": 0.01, "unused_overflow": 5},
+    {"patch_more": 0.01, "unused_overflow": 5},
 ]
 
 

@@ -179,7 +179,8 @@ def find_bad_patch_word(bricks: Any, overflow_count: int) -> int:
             if word[15] <= INLINE_PATCHES:
                 continue
             start, count = _overflow_range(word)
-            if word[15] != OVERFLOW_TAG or count > 16 * TILE or start + count > overflow_count:
+            possible = INLINE_PATCHES < count <= 16 * TILE and start + count <= overflow_count
+            if word[15] != OVERFLOW_TAG or not possible:
                 return index
     return -1
 
@@ -206,7 +207,7 @@ def _apply_patch_word(tile: Any, quarter: int, word: Any, overflow: Any) -> bool
     if tag != OVERFLOW_TAG:
         return False
     start, count = _overflow_range(word)
-    if count > 16 * TILE or start + count > overflow.size:
+    if count <= INLINE_PATCHES or count > 16 * TILE or start + count > overflow.size:
         return False
     for i in range(start, start + count):
         _patch(tile, 16 * quarter, np.int64(overflow[i]))
