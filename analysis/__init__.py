@@ -1,0 +1,7 @@
+"""What weights hold, bit for bit, and what packing them would gain."""
+
+from wcodec.analysis.analyzer import analyze
+from wcodec.analysis.cost import GPUS, Gpu, find_gpu
+from wcodec.analysis.report import Report, TensorReport
+
+__all__ = ["GPUS", "Gpu", "Report", "TensorReport", "analyze", "find_gpu"]

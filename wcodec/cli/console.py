@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from wcodec.units import size
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+__all__ = ["Advance", "progress", "quiet_option", "remark", "size", "stderr", "stdout"]
 
 Advance = Callable[[int], None]
 
@@ -89,12 +93,3 @@ def remark(text: str, *, quiet: bool = False) -> None:
     """Print one line to stderr that is neither a result nor an error."""
     if not quiet:
         click.echo(f"wcodec: {text}", err=True)
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people, in powers of ten as GB/s are: ``"45.4 MB"``."""
-    value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while abs(value) >= 999.5 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.3g} {units[0]}"

@@ -1,0 +1,201 @@
+"""`analyze`: open sources, spread the scanning over an executor, and judge what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+
+import numpy as np
+from wcodec.analysis.cost import DEFAULT_GPU, Gpu, find_gpu, judge
+from wcodec.analysis.coverage import coverage, high_exponent_counts
+from wcodec.analysis.grouping import Logical, group
+from wcodec.analysis.report import Coverage, Report, SourceReport, TensorReport
+from wcodec.analysis.scan import Scan, ScanTask, scan
+
+from wcodec.readers import Source, TensorInfo, open_source
+
+PathLike = str | os.PathLike[str]
+Found = tuple[Logical, tuple[TensorInfo, ...]]
+
+#: Small tensors share a task until it has this many bytes: a task costs about as much as reading 1 MB.
+TASK_BYTES = 32 << 20
+
+
+def analyze(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    gpu: str | Gpu = DEFAULT_GPU,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    sample_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Say what model files hold, bit for bit, and what packing them would gain.
+
+    Parameters
+    ----------
+    paths : path-like or sequence of path-like
+        Files or directories that `wcodec.readers.open_source` opens.
+    include, exclude : iterable of str
+        Globs on tensor names.
+    gpu : str or Gpu
+        Whose memory bandwidth turns bytes into time; see `wcodec.analysis.cost.find_gpu`.
+    workers : int, optional
+        Threads; by default one per processor.
+    executor : concurrent.futures.Executor, optional
+        Runs the tasks instead of threads, and is left open. Its workers reach the files by the same paths.
+    sample_bytes : int, optional
+        Read at most this many bytes of each stored tensor, from evenly spaced ranges, and estimate.
+    progress : callable, optional
+        Called with the bytes done and the bytes in all: once before the first task and after each.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    WCodecError
+        If a path cannot be read; the message names file, tensor and mend.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wcodec
+    >>> from safetensors.numpy import save_file
+    >>> file = tempfile.mkstemp(suffix=".safetensors")[1]
+    >>> save_file({"w": np.ones((64, 64), np.float32)}, file)
+    >>> report = wcodec.analyze(file)
+    >>> report.tensors[0].kind, report.tensors[0].entropy.total
+    ('fp32', 0.0)
+    """
+    target = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    sources = [open_source(path, include=tuple(include), exclude=tuple(exclude)) for path in names]
+    found = [(source, _logical(source)) for source in sources]
+    tensors = [each for _, logical in found for each in logical]
+    tasks = list(_tasks(tensors, sample_bytes))
+    if executor is not None:
+        scans = _run(executor, tasks, progress)
+    else:
+        with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), "wcodec-analyze") as threads:
+            scans = _run(threads, tasks, progress)
+    return Report(
+        tuple(_source_report(source) for source in sources), tuple(_judge(tensors, scans, target)), target
+    )
+
+
+def _logical(source: Source) -> list[Found]:
+    """The source's logical tensors with their parts."""
+    by_name = {tensor.name: tensor for tensor in source.tensors}
+    return [(each, tuple(by_name[name] for name in each.parts)) for each in group(source.tensors)]
+
+
+def _tasks(tensors: Sequence[Found], sample_bytes: int | None) -> Iterator[ScanTask]:
+    batch: list[Found] = []
+    size = 0
+    for each in tensors:
+        nbytes = each[0].nbytes
+        if batch and size + nbytes > TASK_BYTES:
+            yield ScanTask(tuple(batch), sample_bytes)
+            batch, size = [], 0
+        batch.append(each)
+        size += nbytes
+    if batch:
+        yield ScanTask(tuple(batch), sample_bytes)
+
+
+def _run(
+    executor: Executor, tasks: Sequence[ScanTask], progress: Callable[[int, int], None] | None
+) -> list[Scan]:
+    """Scans of all tasks, in order; the first error cancels what has not begun."""
+    report = progress or (lambda done, total: None)
+    total, done = sum(task.nbytes for task in tasks), 0
+    report(0, total)
+    # The largest first: a late large one would leave the other workers idle.
+    futures = {
+        executor.submit(scan, tasks[i]): i for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].nbytes)
+    }
+    results: dict[int, list[Scan]] = {}
+    try:
+        for future in as_completed(futures):
+            i = futures[future]
+            results[i] = future.result()
+            done += tasks[i].nbytes
+            report(done, total)
+    finally:
+        for future in futures:
+            future.cancel()
+    return [each for i in range(len(tasks)) for each in results[i]]
+
+
+def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu) -> Iterator[TensorReport]:
+    """Reports of all tensors. Blobs lie at the start of their packed file, one after another."""
+    ends: Counter[str] = Counter()
+    for (logical, parts), found in zip(tensors, scans, strict=True):
+        packed_bytes = found.payload_bytes
+        if found.format != "raw":
+            file = str(parts[0].file)
+            packed_bytes += _entry_bytes(logical.name, ends[file], found.payload_bytes)
+            ends[file] += found.payload_bytes
+        yield _tensor_report(logical, parts, found, packed_bytes, gpu)
+
+
+def _entry_bytes(name: str, begin: int, nbytes: int) -> int:
+    """Bytes of a blob's entry in the header of its packed file, the comma behind it included."""
+    fields = {"dtype": "U8", "shape": [nbytes], "data_offsets": [begin, begin + nbytes]}
+    text = json.dumps({name: fields}, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode(errors="surrogatepass")) - len("{}") + len(",")
+
+
+def _tensor_report(
+    logical: Logical, parts: tuple[TensorInfo, ...], found: Scan, packed_bytes: int, gpu: Gpu
+) -> TensorReport:
+    return TensorReport(
+        name=logical.name,
+        file=str(parts[0].file),
+        dtype=logical.dtype,
+        kind=logical.kind,
+        parts=logical.parts,
+        shape=logical.shape,
+        numel=logical.numel,
+        nbytes=logical.nbytes,
+        entropy=found.entropy,
+        format=found.format,
+        window=found.window,
+        coverage=_coverage(found),
+        exceptions=found.exceptions,
+        packed_bytes=packed_bytes,
+        verdict=judge(
+            nbytes=logical.nbytes,
+            packed_bytes=packed_bytes,
+            format=found.format,
+            leave_reason=found.leave_reason,
+            gpu=gpu,
+        ),
+        exponent_counts=found.exponent_counts,
+        sampled=found.sampled,
+    )
+
+
+def _coverage(found: Scan) -> Coverage | None:
+    counts = np.array(found.exponent_counts, np.int64)
+    if not counts.sum():
+        return None
+    wide = counts.size == 256  # only eight-bit exponents have seven high bits
+    return Coverage(coverage(counts), coverage(high_exponent_counts(counts)) if wide else {})
+
+
+def _source_report(source: Source) -> SourceReport:
+    ties = [f"{name} is tied to {data} and counted once" for name, data in source.ties.items()]
+    return SourceReport(
+        str(source.path),
+        source.kind,
+        tuple(str(file) for file in source.files),
+        tuple(source.differences),
+        (*source.remarks, *ties),
+    )

@@ -1,0 +1,37 @@
+"""How many weights a window of a few values would hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+
+#: Window sizes that reports show, in values.
+SIZES = tuple(range(4, 17))
+
+
+def coverage(counts: I64) -> dict[int, float]:
+    """Fraction of the weights in the best consecutive window of 4 … 16 values.
+
+    Parameters
+    ----------
+    counts : int64 array, 1-D
+        Weights per value of the exponent, or of the high exponent bits.
+
+    Returns
+    -------
+    dict of int to float
+        By window size, up to the number of values; empty if there are no weights.
+    """
+    below = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    total = int(below[-1])
+    if not total:
+        return {}
+    return {n: int((below[n:] - below[:-n]).max()) / total for n in SIZES if n <= counts.size}
+
+
+def high_exponent_counts(exponent: I64) -> I64:
+    """Counts of the 7 high exponent bits of BF16 (or FP32) from counts of its 8 exponent bits."""
+    counts: I64 = exponent.reshape(-1, 2).sum(axis=1)
+    return counts

@@ -1,0 +1,198 @@
+"""What one worker does: read tensors, count their bits, and work out what packing them would take.
+
+Tasks and results are small and can be pickled, so any `concurrent.futures.Executor` runs them: results are
+counts, never bytes of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from wcodec.analysis.coverage import high_exponent_counts
+from wcodec.analysis.fields import (
+    LAYOUTS,
+    NO_ENTROPY,
+    Entropy,
+    FieldCounts,
+    Layout,
+    byte_histogram,
+    count_fields,
+    entropy,
+)
+from wcodec.analysis.grouping import BLOCKS, Logical
+from wcodec.analysis.report import Exceptions, Window
+
+from wcodec.readers.base import CHUNK, TensorInfo
+from wcodec.readers.bytefile import Bytes
+
+I64 = npt.NDArray[np.int64]
+
+#: What people call the kinds.
+NAMES = {
+    "fp16": "FP16",
+    "fp32": "FP32",
+    "fp64": "FP64",
+    "fp8": "FP8",
+    "fp4": "FP4",
+    "e8m0": "E8M0 scales",
+    "nvfp4": "NVFP4",
+    "mxfp4": "MXFP4",
+}
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """Some tensors to scan.
+
+    Attributes
+    ----------
+    tensors : tuple of (Logical, tuple of TensorInfo)
+        Logical tensors and their stored parts.
+    sample_bytes : int, optional
+        Read at most this much of every stored tensor, and estimate.
+    """
+
+    tensors: tuple[tuple[Logical, tuple[TensorInfo, ...]], ...]
+    sample_bytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(logical.nbytes for logical, _ in self.tensors)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What was found in one logical tensor.
+
+    Attributes
+    ----------
+    entropy : Entropy
+    exponent_counts : tuple of int
+        Weights per value of the exponent; empty where it was not counted.
+    format : str
+        Format that ``wcodec pack`` would use.
+    payload_bytes : int
+        Bytes of the blob, or of the tensor where it is left raw.
+    leave_reason : str
+        Why it is left raw, if it is.
+    window : Window, optional
+    exceptions : Exceptions, optional
+    sampled : bool
+        Whether the figures are estimates from a part of the tensor.
+    """
+
+    entropy: Entropy
+    exponent_counts: tuple[int, ...]
+    format: str
+    payload_bytes: int
+    leave_reason: str = ""
+    window: Window | None = None
+    exceptions: Exceptions | None = None
+    sampled: bool = False
+
+
+def scan(task: ScanTask) -> list[Scan]:
+    """Scan the tensors of a task, in order."""
+    return [scan_tensor(logical, parts, task.sample_bytes) for logical, parts in task.tensors]
+
+
+def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: int | None = None) -> Scan:
+    """Scan one logical tensor.
+
+    Parameters
+    ----------
+    logical : Logical
+    parts : tuple of TensorInfo
+        Its stored tensors, codes first.
+    sample_bytes : int, optional
+        Read at most this much of every part.
+
+    Raises
+    ------
+    WCodecError
+        If a part cannot be read.
+    """
+    layout = _layout(logical, parts[0])
+    if not logical.numel or layout is None:
+        reason = "no floating-point weights" if logical.numel else "no weights"
+        return Scan(NO_ENTROPY, (), "raw", logical.nbytes, reason)
+    if logical.kind == "bf16":
+        found = _scan_bf16(parts[0], sample_bytes)
+    else:
+        counts = count_fields(_chunks(parts[0], sample_bytes), layout)
+        entropies = counts.entropy()
+        if logical.kind in BLOCKS:
+            scales = sum(
+                (byte_histogram(c) for c in _chunks(parts[1], sample_bytes)), np.zeros(256, np.int64)
+            )
+            entropies = replace(entropies, scale=entropy(scales) * parts[1].nbytes / logical.numel)
+        found = Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes, _reason(logical.kind, counts))
+    if sample_bytes is not None and any(part.nbytes > sample_bytes for part in parts):
+        return replace(found, sampled=True)
+    return found
+
+
+def _scan_bf16(tensor: TensorInfo, sample_bytes: int | None) -> Scan:
+    from wcodec.formats.bf16_w12 import Bf16W12, Plan, choose_table
+
+    packing = Bf16W12()
+    whole = sample_bytes is None or tensor.nbytes <= sample_bytes
+    # A small tensor is read once and stays in the processor's cache; a large one is read twice, in pieces.
+    kept = tensor.read() if whole and tensor.nbytes <= CHUNK else None
+    chunks = [kept] if kept is not None else _chunks(tensor, sample_bytes)
+    counts = count_fields(chunks, LAYOUTS["BF16"])
+    left = Scan(counts.entropy(), _tuple(counts.exponent), "raw", tensor.nbytes)
+    bricks_only = Plan((), 0, tensor.shape)
+    columns = bricks_only.matrix[1]
+    size = packing.blob_bytes(bricks_only, 0)
+    if size >= tensor.nbytes:
+        return replace(left, leave_reason="too small or too thin to fill 64 × 64 bricks")
+    high = high_exponent_counts(counts.exponent)
+    table = choose_table(high)
+    plan = Plan(table, int(high.sum() - high[list(table)].sum()), tensor.shape)
+    missed = plan.exceptions / counts.total
+    if whole and plan.exceptions:
+        tiles = [kept] if kept is not None else _row_tiles(tensor, 2 * columns)
+        views = (tile.view("<u2").reshape(-1, columns) for tile in tiles)
+        size = packing.blob_bytes(plan, sum(packing.count_overflow(view, plan) for view in views))
+    if size >= tensor.nbytes:
+        return replace(left, leave_reason=f"{missed:.1%} of its weights are outside the best window")
+    return replace(
+        left,
+        format=packing.id,
+        payload_bytes=size,
+        window=Window(plan.kind, plan.table),
+        exceptions=Exceptions(round(missed * tensor.numel), missed),
+    )
+
+
+def _layout(logical: Logical, codes: TensorInfo) -> Layout | None:
+    """How to count the weights of a tensor; None where that makes no sense."""
+    if logical.kind in BLOCKS:
+        return LAYOUTS["F4"]
+    return LAYOUTS.get(codes.dtype)
+
+
+def _reason(kind: str, counts: FieldCounts) -> str:
+    if kind == "fp32" and counts.mantissa[1][0] == counts.total:
+        return "FP32 that holds only BF16 values: cast it to BF16, which is exact, and pack that"
+    return f"no format for {NAMES[kind]} yet"
+
+
+def _chunks(tensor: TensorInfo, sample_bytes: int | None) -> Iterable[Bytes]:
+    if sample_bytes is None or tensor.nbytes <= sample_bytes:
+        return tensor.chunks()
+    return [tensor.sample(sample_bytes)]
+
+
+def _row_tiles(tensor: TensorInfo, row_bytes: int) -> Iterable[Bytes]:
+    """Pieces of whole row tiles of 64 rows, the last one as it comes."""
+    return tensor.chunks(max(CHUNK // (64 * row_bytes), 1) * 64 * row_bytes)
+
+
+def _tuple(counts: I64) -> tuple[int, ...]:
+    return tuple(counts.tolist())

@@ -1,0 +1,232 @@
+"""The table that ``wcodec analyze`` prints."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Literal
+
+from rich.markup import escape
+from rich.text import Text
+from wcodec.analysis.cost import ratio
+from wcodec.analysis.report import Bf16Totals, Report, Window
+from wcodec.analysis.rows import FEW, Row, folded_rows, single_rows, sparkline
+
+from wcodec.units import bits, count, duration, percent, shape_text, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+#: Characters that a tensor's name gets before columns are dropped for it.
+NAME_WIDTH = 34
+#: Rows that are left as they are and hold less than this part of the bytes are summed up in one line.
+MINOR = 0.01
+ALWAYS = 99
+
+
+def to_text(report: Report, *, every: bool = False, width: int = 200) -> str:
+    """The table without colours, `width` characters wide."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    print_table(report, Console(file=text, width=width, no_color=True, highlight=False), every=every)
+    return text.getvalue()
+
+
+def print_table(report: Report, console: Console, *, every: bool = False) -> None:
+    """Print heading, rows, and what it comes to.
+
+    Parameters
+    ----------
+    report : Report
+    console : rich.console.Console
+        Narrow ones get fewer columns.
+    every : bool
+        One row per tensor, however many there are.
+    """
+    rows = single_rows(report.tensors)
+    left: list[Row] = []
+    if not every and len(rows) > FEW:
+        rows = folded_rows(report.tensors)
+        left = [row for row in rows if not row.saves_bytes and row.nbytes < MINOR * report.nbytes]
+        rows = [row for row in rows if row not in left]
+    console.print(_heading(report))
+    if rows:
+        console.print(_rows_table(rows, console.width))
+    if left:
+        console.print(_left_line(left, report), style="dim")
+    console.print()
+    for line in summary(report, console.width):
+        console.print(line)
+
+
+def _heading(report: Report) -> str:
+    names = ", ".join(PurePath(source.path).name or source.path for source in report.sources)
+    kinds = sorted({t.kind for t in report.tensors}, key=lambda kind: -_bytes_of(report, kind))
+    parts = [f"{len(report.tensors):,} tensors", f"{count(report.weights)} weights", size(report.nbytes)]
+    return f"\n[bold]{escape(names)}[/]  [dim]{' · '.join([*parts, ' + '.join(kinds).upper()])}[/]\n"
+
+
+def _bytes_of(report: Report, kind: str) -> int:
+    return sum(t.nbytes for t in report.tensors if t.kind == kind)
+
+
+def _rows_table(rows: list[Row], width: int) -> Table:
+    from rich.table import Table
+
+    cells = [[Text.from_markup(column.cell(row)) for row in rows] for column in _COLUMNS]
+    widths = [
+        max(len(column.title), *(cell.cell_len for cell in texts)) + 2
+        for column, texts in zip(_COLUMNS, cells, strict=True)
+    ]
+    names = [_name(row) for row in rows]
+    longest = max(name.cell_len for name in names)
+    kept = [i for i in range(len(_COLUMNS)) if any(cell.cell_len for cell in cells[i])]
+    for i in sorted(kept, key=lambda i: _COLUMNS[i].priority):
+        if width - sum(widths[k] for k in kept) >= min(longest, NAME_WIDTH) or _COLUMNS[i].priority == ALWAYS:
+            break
+        kept.remove(i)
+    room = max(width - sum(widths[k] for k in kept), 12)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("tensor", no_wrap=True)
+    for k in kept:
+        table.add_column(_COLUMNS[k].title, justify=_COLUMNS[k].justify, no_wrap=True)
+    for i, row in enumerate(rows):
+        style = "" if row.saves_bytes else "dim"
+        table.add_row(_shorten(names[i], room), *(cells[k][i] for k in kept), style=style)
+    return table
+
+
+def _name(row: Row) -> Text:
+    name = Text(row.name)
+    if len(row.tensors) > 1:
+        name.append(f" ×{len(row.tensors)}", style="cyan")
+    return name
+
+
+def _shorten(text: Text, room: int) -> Text:
+    """Cut the middle out of a name: its end says what a tensor is."""
+    excess = text.cell_len - room
+    if excess <= 0:
+        return text
+    head = max(room // 3, 1)
+    return Text.assemble(text[:head], "…", text[head + excess + 1 :])
+
+
+def _left_line(rows: list[Row], report: Report) -> str:
+    reasons: dict[str, int] = {}
+    for row in rows:
+        reasons[row.reason] = reasons.get(row.reason, 0) + len(row.tensors)
+    share = percent(ratio(sum(row.nbytes for row in rows), report.nbytes))
+    why = "; ".join(f"{number} {reason}" for reason, number in reasons.items())
+    return f"and {sum(reasons.values())} tensors with {share} of the bytes, left as they are: {why}"
+
+
+def _verdict(row: Row) -> str:
+    if row.saves_bytes:
+        return f"[green]{row.action}[/]"
+    return "leave it"
+
+
+def _saved(row: Row) -> str:
+    return f"[green]−{size(row.saves_bytes)}[/]" if row.saves_bytes else ""
+
+
+def _window(row: Row) -> str:
+    windows = {t.window for t in row.tensors if t.window}
+    if not windows:
+        return ""
+    first = min(min(w.values) for w in windows), max(max(w.values) for w in windows)
+    return window_text(next(iter(windows))) if len(windows) == 1 else f"{first[0]}…{first[1]}"
+
+
+def window_text(window: Window) -> str:
+    """A window's values: ``"55–62"``, or ``"0, 56–62"`` for a table."""
+    runs: list[list[int]] = []
+    for value in window.values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _exceptions(row: Row) -> str:
+    return "" if row.exception_fraction is None else percent(row.exception_fraction)
+
+
+def _sparkline(row: Row) -> str:
+    return f"[blue]{sparkline(row.exponent_counts)}[/]" if row.exponent_counts else ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; where the console is narrow, the lowest priority goes first."""
+
+    title: str
+    cell: Callable[[Row], str]
+    priority: int
+    justify: Literal["left", "right"] = "right"
+
+
+_COLUMNS = [
+    Column("kind", lambda row: row.first.kind, 5, "left"),
+    Column("shape", lambda row: shape_text(row.first.shape), 4),
+    Column("exponents", _sparkline, 2, "left"),
+    Column("H(exp)", lambda row: bits(row.entropy.exponent), 8),
+    Column("floor", lambda row: bits(row.entropy.total), 9),
+    Column("window", _window, 6),
+    Column("outside", _exceptions, 7),
+    Column("bits", lambda row: bits(row.bits_per_weight), ALWAYS),
+    Column("saves", _saved, ALWAYS),
+    Column("per read", lambda row: f"−{duration(row.saves_us)}" if row.saves_bytes else "", 3),
+    Column("verdict", _verdict, 10, "left"),
+    Column("why", lambda row: escape(row.reason), 1, "left"),
+]
+
+
+def summary(report: Report, width: int) -> Iterator[str]:
+    """What the analysis comes to, as lines of rich markup for a console of `width` characters."""
+    if not report.tensors:
+        yield "no tensors"
+        return
+    bf16, gpu = report.bf16, report.gpu
+    if bf16.weights:
+        yield from _bars(bf16, 2 if width >= 100 else 1.5)
+        yield ""
+    saved = report.nbytes - report.packed_bytes
+    if saved <= 0:
+        yield "[bold]leave it[/]: nothing here would get smaller"
+        return
+    about = "about " if any(t.sampled for t in report.tensors) else ""
+    yield (
+        f"{size(report.nbytes)} → [bold green]{about}{size(report.packed_bytes)}[/], "
+        f"[bold green]{percent(ratio(saved, report.nbytes))} less[/], every bit recoverable"
+        f" [dim](floor: {percent(1 - ratio(report.floor_bytes, report.nbytes))})[/]"
+    )
+    before, after = duration(gpu.read_us(report.nbytes)), duration(gpu.read_us(report.packed_bytes))
+    yield (
+        f"{before} → [bold green]{about}{after}[/] to read all weights once at {gpu.name}'s"
+        f" {gpu.bandwidth / 1e12:.3g} TB/s"
+    )
+
+
+def _bars(bf16: Bf16Totals, scale: float) -> Iterator[str]:
+    """Bits per BF16 weight as it is, packed, and at the floor; `scale` characters per bit."""
+    entropy, outside = bf16.entropy, bf16.exceptions.fraction
+    floor = f"sign {entropy.sign:.2f} + exponent {entropy.exponent:.2f} + mantissa {entropy.mantissa:.2f}"
+    yield f"[dim]bits per weight of {count(bf16.weights)} BF16 weights[/]"
+    yield _bar("stored", 16, "", "dim", scale)
+    yield _bar(
+        "packed", bf16.bits_per_weight, f"{percent(outside)} outside the windows, patched", "green", scale
+    )
+    yield _bar("floor", entropy.total, floor, "blue", scale)
+
+
+def _bar(label: str, value: float, remark: str, style: str, scale: float) -> str:
+    eighths = round(8 * scale * value)
+    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return f"{label:7} [{style}]{bar:{round(16 * scale)}}[/] {value:5.2f}  [dim]{remark}[/]"
