@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wcodec.container.directory import pack_directory, unpack_directory, verify_directory
-from wcodec.container.packedfile import PackedFile
+from wcodec.container.packedfile import PackedFile, original_bytes
 from wcodec.container.results import Result, Verdict
 from wcodec.container.unpack import unpack_file, verify_file
 from wcodec.container.writer import pack_file
@@ -12,6 +12,7 @@ __all__ = [
     "PackedFile",
     "Result",
     "Verdict",
+    "original_bytes",
     "pack_directory",
     "pack_file",
     "unpack_directory",

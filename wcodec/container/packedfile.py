@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wcodec.container.manifest import Manifest
 from wcodec.container.pipeline import CHUNK_BYTES
 from wcodec.container.record import RECORD_NAME, SourceRecord
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
@@ -201,6 +202,21 @@ class PackedFile:
                 yield part, at + start, at + min(start + step, part.nbytes)
         if self.record.trailing:
             yield None, self.source.data_end, self.size
+
+
+def original_bytes(path: str | os.PathLike[str]) -> int:
+    """Bytes of the weight files that unpacking a packed file or directory gives.
+
+    Raises
+    ------
+    MalformedError, UnsupportedError
+        As `PackedFile` and `Manifest.read`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = Manifest.read(path).files.values()
+        return sum(facts.nbytes for facts in files if facts.kind == "packed")
+    return PackedFile(path).size
 
 
 class _OriginalHead:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from wcodec.bits import histogram
 from wcodec.container.atomic import AtomicFile, replace_file
 from wcodec.container.destination import check_file
 from wcodec.container.layout import Stored, header_bytes, raw_order, reserve, stored_metadata
@@ -23,7 +22,7 @@ from wcodec.container.record import RECORD_NAME, SourceRecord
 from wcodec.container.results import Result
 from wcodec.dtypes import numel
 from wcodec.errors import UnsupportedError
-from wcodec.formats.bf16_w12 import OVERFLOW_LIMIT, TILE, Bf16W12, Plan, StreamEncoder
+from wcodec.formats.bf16_w12 import OVERFLOW_LIMIT, TILE, Bf16W12, Plan, StreamEncoder, count_high_exponents
 from wcodec.readers.bytefile import LocalFile
 from wcodec.readers.safetensors import Entry, SafetensorsHeader, parse_header
 
@@ -211,7 +210,7 @@ class _Packing:
     def _jobs(self) -> Iterator[_Job]:
         """What to encode, in the order of the file, as the survey gets there."""
         for entry, spans, counts, data in self._survey():
-            plan = Bf16W12().plan(counts, entry.shape)
+            plan = Bf16W12().plan_from_counts(counts, entry.shape)
             self.plans[entry.name] = plan
             encoder = StreamEncoder(plan)
             for span in spans:
@@ -222,11 +221,11 @@ class _Packing:
 
         Yields
         ------
-        entry, spans, histogram, data
-            `data` are the bytes of the last span.
+        entry, spans, counts, data
+            `counts` are those of the high exponent values, `data` the bytes of the last span.
         """
         spans: list[_Span] = []
-        counts = np.zeros(65536, dtype=np.int64)
+        counts = np.zeros(128, dtype=np.int64)
         hasher = xxhash.xxh3_128()
         for span, data, found in ordered_map(
             self.pool, self.budget, self._look, self._spans(), lambda span: span.nbytes
@@ -244,7 +243,7 @@ class _Packing:
                 self.digests[span.entry.name] = hasher.digest()
                 if span.candidate:
                     yield span.entry, spans, counts, data
-                spans, counts = [], np.zeros(65536, dtype=np.int64) if span.candidate else counts
+                spans, counts = [], np.zeros(128, dtype=np.int64)
                 hasher.reset()
 
     def _spans(self) -> Iterator[_Span]:
@@ -258,7 +257,7 @@ class _Packing:
 
     def _look(self, span: _Span) -> tuple[_Span, U8, Any]:
         data = self.file.read_at(span.start, span.nbytes)
-        return span, data, histogram(data.view("<u2")) if span.candidate else None
+        return span, data, count_high_exponents(data.view("<u2")) if span.candidate else None
 
     def _encode(self, job: _Job) -> tuple[_Job, U8, Any]:
         span = job.span

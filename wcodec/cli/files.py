@@ -1,0 +1,67 @@
+"""What pack, unpack and verify share: arguments, signals, sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wcodec.cli.console import remark, size
+
+if TYPE_CHECKING:
+    from wcodec.container import Result
+
+workers_option = click.option(
+    "--workers", type=click.IntRange(1), metavar="N", help="Threads to use. [default: one per processor]"
+)
+force_option = click.option("-f", "--force", is_flag=True, help="Replace DST if it exists.")
+
+
+def path_argument(name: str) -> Callable[[Any], Any]:
+    """A file or folder; whether it exists and fits is the container's question, which answers better."""
+    return click.argument(name, type=click.Path(path_type=Path))
+
+
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that temp files go away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes that a progress bar counts to: the safetensors files of a path, 0 where that is unknown."""
+    try:
+        files = path.rglob("*.safetensors") if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0
+
+
+def report(result: Result, *, quiet: bool) -> None:
+    """Print what was done in one line, and remarks to stderr."""
+    for note in result.notes:
+        remark(note, quiet=quiet)
+    files = f"{result.files} files, " if result.files != 1 else ""
+    small, large = sorted((result.bytes_in, result.bytes_out))
+    share = f"{100 * small / large:.1f} %" if large else "–"
+    click.echo(
+        f"{result.destination}: {size(result.bytes_in)} → {size(result.bytes_out)} ({share}), {files}"
+        f"{result.packed_tensors} of {result.tensors} tensors packed, {result.seconds:.1f} s"
+    )

@@ -1,0 +1,47 @@
+"""``wcodec pack``: write a packed file or directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from wcodec.cli.console import progress, quiet_option
+from wcodec.cli.files import (
+    force_option,
+    leaving_nothing,
+    path_argument,
+    report,
+    weight_bytes,
+    workers_option,
+)
+
+EPILOG = """\b
+Examples:
+  wcodec pack model.safetensors packed.safetensors
+  wcodec pack ~/models/Llama-3.1-8B Llama-3.1-8B-packed
+"""
+
+
+@click.command(epilog=EPILOG, short_help="Write a packed model.")
+@path_argument("src")
+@path_argument("dst")
+@force_option
+@workers_option
+@quiet_option
+def command(src: Path, dst: Path, force: bool, workers: int | None, quiet: bool) -> None:
+    """Write a packed copy of SRC to DST: about a quarter smaller, every weight recoverable.
+
+    SRC is a safetensors file or a model directory (links are followed, so a Hugging Face snapshot works).
+    BF16 tensors are packed where that makes them smaller; everything else is stored unchanged. In a directory
+    the index is rewritten and the other files are copied.
+
+    DST appears when it is complete: an interruption or a full disk leaves nothing half-written. A directory
+    that was interrupted goes on where it stopped when the same command runs again.
+    """
+    from wcodec.container import pack_directory, pack_file
+
+    pack = pack_directory if src.is_dir() else pack_file
+    with leaving_nothing(), progress("pack", weight_bytes(src), quiet=quiet) as advance:
+        result = pack(src, dst, force=force, workers=workers, advance=advance)
+    report(result, quiet=quiet)

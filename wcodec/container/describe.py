@@ -1,0 +1,190 @@
+"""What a file or directory holds, from its headers alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wcodec.container.manifest import MANIFEST_NAME, Manifest
+from wcodec.container.packedfile import PackedFile
+from wcodec.container.record import RECORD_NAME
+from wcodec.dtypes import DTYPES, numel
+from wcodec.readers import open_source, parse_header
+
+SCHEMA = "wcodec.info/1"
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """One tensor.
+
+    Attributes
+    ----------
+    name : str
+    file : str
+        Name of the file, relative to what was asked about.
+    format : str
+        Id of the packed format; ``"stored"`` for a tensor that is in the file as it is.
+    dtype : str
+        Of the original, by its safetensors name.
+    shape : tuple of int
+        Logical shape.
+    nbytes, stored_bytes : int
+        Bytes of the original, and in the file.
+    digest : bytes, optional
+        xxh3-128 of the original bytes, where the file records it.
+    """
+
+    name: str
+    file: str
+    format: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    stored_bytes: int
+    digest: bytes | None
+
+    @property
+    def numel(self) -> int:
+        """Number of weights."""
+        return numel(self.shape)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per weight; NaN for an empty tensor and for opaque types."""
+        return 8 * self.stored_bytes / self.numel if self.numel and self.dtype in DTYPES else math.nan
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """The original of one packed file."""
+
+    file: str
+    nbytes: int
+    digest: bytes
+    tool: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `describe` found.
+
+    Attributes
+    ----------
+    path : Path
+    kind : str
+        Such as ``"packed file"``, ``"packed directory"`` or ``"safetensors"``.
+    tensors : list of TensorFacts
+    sources : list of SourceFacts
+        One per packed file.
+    """
+
+    path: Path
+    kind: str
+    tensors: list[TensorFacts]
+    sources: list[SourceFacts]
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is packed."""
+        return bool(self.sources)
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Sums over all tensors."""
+        nbytes = sum(t.nbytes for t in self.tensors)
+        stored = sum(t.stored_bytes for t in self.tensors)
+        return {
+            "tensors": len(self.tensors),
+            "packed_tensors": sum(t.format != "stored" for t in self.tensors),
+            "weights": sum(t.numel for t in self.tensors),
+            "bytes": nbytes,
+            "stored_bytes": stored,
+            "ratio": stored / nbytes if nbytes else None,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The description as JSON-ready values; the schema is ``wcodec.info/1``."""
+        return {
+            "schema": SCHEMA,
+            "path": str(self.path),
+            "kind": self.kind,
+            "sources": [
+                {"file": s.file, "bytes": s.nbytes, "xxh3_128": s.digest.hex(), "tool": s.tool}
+                for s in self.sources
+            ],
+            "tensors": [_tensor_json(t) for t in self.tensors],
+            "totals": self.totals,
+        }
+
+
+def describe(path: str | os.PathLike[str]) -> Description:
+    """Say what a file or directory holds, without decoding anything.
+
+    Parameters
+    ----------
+    path : path-like
+        A packed file or directory, or anything that `wcodec.readers.open_source` reads.
+
+    Raises
+    ------
+    WCodecError
+        If it cannot be read or contradicts itself.
+    """
+    path = Path(path)
+    if path.is_dir() and (path / MANIFEST_NAME).exists():
+        names = [name for name, facts in Manifest.read(path).files.items() if facts.kind == "packed"]
+        return _packed(path, "packed directory", {name: PackedFile(path / name) for name in names})
+    if _is_packed(path):
+        return _packed(path, "packed file", {path.name: PackedFile(path)})
+    with open_source(path) as source:
+        tensors = [
+            TensorFacts(t.name, t.file.name, "stored", t.dtype, t.shape, t.nbytes, t.nbytes, None)
+            for t in source.tensors
+        ]
+        return Description(path, source.kind, tensors, [])
+
+
+def _is_packed(path: Path) -> bool:
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    return any(entry.name == RECORD_NAME for entry in parse_header(path).entries)
+
+
+def _packed(path: Path, kind: str, files: dict[str, PackedFile]) -> Description:
+    tensors = [facts for name, file in files.items() for facts in _parts(name, file)]
+    sources = [SourceFacts(name, f.size, f.record.digest, f.record.tool) for name, f in files.items()]
+    return Description(path, kind, tensors, sources)
+
+
+def _parts(name: str, file: PackedFile) -> Iterator[TensorFacts]:
+    for part in file.parts:
+        yield TensorFacts(
+            part.entry.name,
+            name,
+            part.packed.format if part.packed is not None else "stored",
+            part.entry.dtype,
+            part.entry.shape,
+            part.nbytes,
+            part.stored.end - part.stored.begin,
+            part.digest,
+        )
+
+
+def _tensor_json(facts: TensorFacts) -> dict[str, Any]:
+    bits = facts.bits_per_weight
+    return {
+        "name": facts.name,
+        "file": facts.file,
+        "format": facts.format,
+        "dtype": facts.dtype,
+        "shape": list(facts.shape),
+        "bytes": facts.nbytes,
+        "stored_bytes": facts.stored_bytes,
+        "bits_per_weight": None if math.isnan(bits) else bits,
+        "xxh3_128": facts.digest.hex() if facts.digest is not None else None,
+    }
