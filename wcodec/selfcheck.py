@@ -145,9 +145,9 @@ def _device_decode() -> tuple[bool, str]:
 def _device_products() -> tuple[bool, str]:
     """A product with a one-hot token reads a column of the weights back, pattern by pattern.
 
-    Each row of the weight holds another pattern in one column, and Gaussian weights elsewhere. NaN payloads do
-    not survive a multiplication and −0 + 0 is 0, so those compare by value; every other pattern must come back
-    bit for bit.
+    Each row of the weight holds another pattern in one column, and Gaussian weights elsewhere. NaN payloads
+    do not survive a multiplication and −0 + 0 is 0, so those compare by value; every other pattern must come
+    back bit for bit.
     """
     import torch
 
