@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -232,6 +232,6 @@ class Source:
 
 def first_line(error: BaseException, limit: int = 160) -> str:
     """The first line of another library's error, short enough for ours."""
-    text: Any = str(error).strip().splitlines()
-    line = text[0].rstrip(".: ") if text else type(error).__name__
+    lines = str(error).strip().splitlines()
+    line = lines[0].rstrip(".: ") if lines else type(error).__name__
     return line if len(line) <= limit else line[: limit - 1] + "…"

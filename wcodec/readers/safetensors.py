@@ -7,9 +7,12 @@ anything is allocated or read.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -104,11 +107,12 @@ def parse_header(file: str | os.PathLike[str] | ByteFile) -> SafetensorsHeader:
     """
     source = file if isinstance(file, ByteFile) else LocalFile(file)
     raw = _read_text(source)
-    table = _decode(raw, source.path)
-    metadata = _metadata(table.pop("__metadata__", None), source.path)
-    entries = [_entry(name, fields, source.path) for name, fields in table.items()]
-    entries.sort(key=lambda entry: entry[3:])
-    _check_layout(entries, source.path)
+    with _no_collections():
+        table = _decode(raw, source.path)
+        metadata = _metadata(table.pop("__metadata__", None), source.path)
+        entries = [_entry(name, fields, source.path) for name, fields in table.items()]
+        entries.sort(key=lambda entry: entry[3:])
+        _check_layout(entries, source.path)
     header = SafetensorsHeader(source.path, raw, metadata, entries, source.size)
     if header.data_end > source.size:
         _refuse_truncated(header)
@@ -120,10 +124,11 @@ def read_safetensors(file: ByteFile) -> Content:
     header = parse_header(file)
     start = header.data_start
     path = file.path
-    tensors = [
-        TensorInfo(name, path, dtype, shape, end - begin, FileRange(file, start + begin))
-        for name, dtype, shape, begin, end in header.entries
-    ]
+    with _no_collections():
+        tensors = [
+            TensorInfo(name, path, dtype, shape, end - begin, FileRange(file, start + begin))
+            for name, dtype, shape, begin, end in header.entries
+        ]
     content = Content("safetensors", tensors, dict(header.metadata or {}))
     extra = header.file_size - header.data_end
     if extra:
@@ -131,6 +136,18 @@ def read_safetensors(file: ByteFile) -> Content:
     for dtype in sorted({entry.dtype for entry in header.entries} - DTYPES.keys()):
         content.remarks.append(f"{path.name}: dtype {dtype!r} is unknown and read as plain bytes")
     return content
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause the cycle collector, which would walk a million live entries again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _read_text(source: ByteFile) -> bytes:

@@ -38,6 +38,16 @@ _DTYPES = {
     "float4_e2m1fn_x2": "F4",
 }
 
+_NEEDS_CODE = (
+    "Unsupported global",
+    "unsupported GLOBAL",
+    "Trying to call reduce",
+    "Can only create new object",
+    "Can only build",
+    "TorchScript",
+)
+"""Parts of the messages with which torch refuses a file that is whole but holds more than tensors."""
+
 
 class _TorchPayload:
     """Bytes of a torch tensor in C order; contiguous tensors are viewed, others copied when read."""
@@ -122,17 +132,22 @@ def _load(file: LocalFile) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # torch raises a dozen kinds, none of them promised
-        if "weights_only" in str(error) or "Unsupported" in str(error):
+        if any(sign in str(error) for sign in _NEEDS_CODE):
             raise UnsupportedError(
                 "holds Python objects, which wcodec does not run code to load",
                 file=file.path,
                 mend="load it in the program that wrote it and save model.state_dict()",
             ) from None
         raise MalformedError(
-            f"torch cannot read it ({first_line(error)})",
+            f"torch cannot read it ({_detail(error)})",
             file=file.path,
             mend="it is corrupt or not a file of torch.save",
         ) from None
+
+
+def _detail(error: Exception) -> str:
+    """What is wrong in one line; torch puts a paragraph of advice before it."""
+    return first_line(Exception(str(error).rpartition("WeightsUnpickler error:")[2]))
 
 
 def _is_tensor(value: Any) -> bool:
