@@ -1,0 +1,229 @@
+// The pieces of sm90_gemm.cu that one warp does alone: decode a quarter into A registers, post partial sums to another
+// CTA and collect them, and store finished blocks.
+//
+// A *block* is 8 tokens of a warp's 16 rows in the accumulator layout of wgmma: lane 4g + t holds row g, tokens 2t and
+// 2t + 1, then row g + 8, the same tokens: four floats.
+#pragma once
+
+#include "bf16_w12.cuh"
+#include "ptx_sm90.cuh"
+
+namespace wc {
+namespace gemm {
+
+// ---- decoders: a quarter in shared memory to the A registers of its four k16 steps --------------------------------
+
+// Bricks of docs/format.md, section 2.
+struct Bf16W12 {
+    static constexpr u32 kBrickBytes = w12::kBrickBytes;
+
+    w12::Table table;
+    const u32* overflow;
+
+    // Leaves exactly the original weights in `a`. `brick` and `scratch` (1,024 bytes of this warp's) are shared-memory
+    // addresses.
+    WC_DEVICE void load(u32 (&a)[16], u32 brick, u32 scratch, u32 quarter, u32 lane) const {
+        const u32 planes = brick + w12::plane_offset(quarter, 0, lane);
+        const u32x4 word = load_smem(brick + w12::patch_offset(quarter));
+        const u32x4 low01 = load_smem(planes), low23 = load_smem(planes + w12::kPlaneBytes);
+        const u32x4 codes = load_smem(planes + 2 * w12::kPlaneBytes);
+        w12::decode_quarter(a, low01, low23, codes, table);
+        if (w12::patch_tag(word) != 0) patch(a, scratch, word, lane);
+    }
+
+  private:
+    // Registers have no run-time index: the high bytes go to `scratch` in the order of the low bytes, entries overwrite
+    // them there, and they come back. Few entries: only the lanes that hold those weights do anything. Overflow: one
+    // lane per entry, whatever lane holds the weight, so that 60 entries cost little more than one.
+    WC_DEVICE void patch(u32 (&a)[16], u32 scratch, u32x4 word, u32 lane) const {
+        const u32 own = scratch + lane * 16, tag = w12::patch_tag(word);
+        if (tag != w12::kOverflowTag) {
+            bool holds = false;
+#pragma unroll 1
+            for (u32 i = 0; i < tag; ++i, word = w12::next_entry(word)) {
+                if ((word.x & 31) != lane) continue;
+                if (!holds) put_high_bytes(a, own);
+                holds = true;
+                overwrite(scratch, word.x);
+            }
+            if (holds) merge_high_bytes(a, own);
+        } else {
+            put_high_bytes(a, own);
+            __syncwarp();
+#pragma unroll 1
+            for (u32 i = lane; i < word.y; i += 32) overwrite(scratch, load_word(overflow + word.x + i));
+            __syncwarp();
+            merge_high_bytes(a, own);
+            __syncwarp();  // before the next quarter's high bytes
+        }
+    }
+
+    static WC_DEVICE void put_high_bytes(const u32 (&a)[16], u32 own) {
+        u32 high[8];
+        WC_UNROLL
+        for (u32 i = 0; i < 8; ++i) high[i] = prmt(a[2 * i], a[2 * i + 1], 0x7531);
+        store_smem(own, {high[0], high[1], high[2], high[3]});
+        store_smem(own + w12::kPlaneBytes, {high[4], high[5], high[6], high[7]});
+    }
+
+    static WC_DEVICE void merge_high_bytes(u32 (&a)[16], u32 own) {
+        const u32x4 high01 = load_smem(own), high23 = load_smem(own + w12::kPlaneBytes);
+        merge(a + 0, high01.x, high01.y);
+        merge(a + 4, high01.z, high01.w);
+        merge(a + 8, high23.x, high23.y);
+        merge(a + 12, high23.z, high23.w);
+    }
+
+    // An entry is position l + 32 j + 128 p in bits 0-9 and the high byte in bits 10-17; the byte's place is that of
+    // the weight's low byte.
+    static WC_DEVICE void overwrite(u32 scratch, u32 entry) {
+        const u32 lane = entry & 31, step = entry >> 5 & 3, p = entry >> 7 & 7;
+        store_smem_byte(scratch + step / 2 * w12::kPlaneBytes + lane * 16 + step % 2 * 8 + p, entry >> 10 & 0xff);
+    }
+
+    static WC_DEVICE void merge(u32* a, u32 high0, u32 high1) {
+        a[0] = prmt(a[0], high0, 0x5240);
+        a[1] = prmt(a[1], high0, 0x7260);
+        a[2] = prmt(a[2], high1, 0x5240);
+        a[3] = prmt(a[3], high1, 0x7260);
+    }
+};
+
+// Uncompressed weights in the same order, for an exact comparison: a quarter is four planes, one per step, of
+// 32 lanes × 16 bytes, which are that lane's A registers.
+struct Bf16Bricks {
+    static constexpr u32 kBrickBytes = w12::kTileRows * w12::kTileCols * 2;
+
+    w12::Table table;
+    const u32* overflow;
+
+    WC_DEVICE void load(u32 (&a)[16], u32 brick, u32, u32 quarter, u32 lane) const {
+        const u32 planes = brick + quarter * (kBrickBytes / w12::kQuarters) + lane * 16;
+        WC_UNROLL
+        for (u32 j = 0; j < w12::kSteps; ++j) {
+            const u32x4 v = load_smem(planes + j * w12::kPlaneBytes);
+            a[4 * j] = v.x, a[4 * j + 1] = v.y, a[4 * j + 2] = v.z, a[4 * j + 3] = v.w;
+        }
+    }
+};
+
+// ---- exchange of partial sums through L2 --------------------------------------------------------------------------
+//
+// A partial sum is its own flag. A mailbox word is zero at rest and the complement of a float's bits when posted; no
+// float that the tensor cores or an addition produce is all ones (their only NaN is 0x7fffffff), so a posted word is
+// never zero. The reader polls the words themselves, then zeroes them: no fence, no counter, one trip each way, and
+// the workspace is ready for the next launch.
+
+constexpr u32 kBlockBytes = 128 * 16;  // one block of a warpgroup: 128 threads × four floats
+
+WC_DEVICE void post(u8* letter, const float* block) {
+    store_relaxed(letter, {~__float_as_uint(block[0]), ~__float_as_uint(block[1]), ~__float_as_uint(block[2]),
+                           ~__float_as_uint(block[3])});
+}
+
+WC_DEVICE bool posted(u32x4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
+
+// Adds kBlocks blocks from each of kPeers mailboxes, `stride` bytes apart, to `sum`, in that order, and empties them.
+// `mailbox` is this thread's place.
+template <u32 kPeers, u32 kBlocks>
+WC_DEVICE void collect(float* sum, u8* mailbox, u32 stride) {
+    u32x4 letters[kPeers][kBlocks];
+    for (;;) {
+        bool complete = true;
+        WC_UNROLL
+        for (u32 p = 0; p < kPeers; ++p) {
+            WC_UNROLL
+            for (u32 b = 0; b < kBlocks; ++b) letters[p][b] = load_relaxed(mailbox + p * stride + b * kBlockBytes);
+        }
+        WC_UNROLL
+        for (u32 p = 0; p < kPeers; ++p) {
+            WC_UNROLL
+            for (u32 b = 0; b < kBlocks; ++b) complete &= posted(letters[p][b]);
+        }
+        if (__all_sync(~0u, complete)) break;
+        do {  // each peer's last letter only: polling everything would take bandwidth from peers still loading
+            complete = true;
+            WC_UNROLL
+            for (u32 p = 0; p < kPeers; ++p) {
+                complete &= posted(load_relaxed(mailbox + p * stride + (kBlocks - 1) * kBlockBytes));
+            }
+        } while (!__all_sync(~0u, complete));
+    }
+    WC_UNROLL
+    for (u32 p = 0; p < kPeers; ++p) {
+        WC_UNROLL
+        for (u32 b = 0; b < kBlocks; ++b) {
+            store_relaxed(mailbox + p * stride + b * kBlockBytes, {0, 0, 0, 0});
+            sum[4 * b] += __uint_as_float(~letters[p][b].x);
+            sum[4 * b + 1] += __uint_as_float(~letters[p][b].y);
+            sum[4 * b + 2] += __uint_as_float(~letters[p][b].z);
+            sum[4 * b + 3] += __uint_as_float(~letters[p][b].w);
+        }
+    }
+}
+
+// ---- epilogue -----------------------------------------------------------------------------------------------------
+
+struct Output {
+    u16* data;        // tokens × ldo
+    const u16* bias;  // per row, or null
+    u64 ldo;          // elements
+    u32 rows, tokens;
+};
+
+constexpr u32 kPairPitch = 48;                   // 16 rows of one token, padded against bank conflicts
+constexpr u32 kPairBytes = 16 * kPairPitch;      // two blocks
+constexpr u32 kStagingBytes = 2 * kPairBytes;    // per warp
+
+// Stores kBlocks blocks of the rows row … row + 15, beginning at `token`, as BF16, in 16-byte pieces where the output
+// allows it. `staging` is this warp's shared memory.
+template <u32 kBlocks>
+WC_DEVICE void store_blocks(const Output& out, const float* sum, u32 row, u32 token, u32 staging, u32 lane) {
+    float bias0 = 0, bias1 = 0;
+    if (out.bias != nullptr) {
+        const u32 r = row + lane / 4;
+        if (r < out.rows) bias0 = f32_from_bf16(out.bias[r]);
+        if (r + 8 < out.rows) bias1 = f32_from_bf16(out.bias[r + 8]);
+    }
+    const bool vectors = (out.ldo % 8 | reinterpret_cast<u64>(out.data) % 16) == 0;
+    const u32 write = staging + (lane / 16 * 8 + lane % 8) * kPairPitch + lane / 8 % 2 * 16;
+    const u32 read = staging + lane / 2 * kPairPitch + lane % 2 * 16;
+    const u32 first_row = row + lane % 2 * 8;
+    constexpr u32 kPairs = (kBlocks + 1) / 2;
+    WC_UNROLL
+    for (u32 pair = 0; pair < kPairs; pair += 2) {
+        WC_UNROLL
+        for (u32 i = 0; i < 2 && pair + i < kPairs; ++i) {
+            u32 m[4];
+            WC_UNROLL
+            for (u32 j = 0; j < 4; ++j) {
+                const u32 b = 2 * (pair + i) + j / 2;
+                const float* v = sum + 4 * b + 2 * (j % 2);
+                const float bias = j % 2 ? bias1 : bias0;
+                m[j] = b < kBlocks ? bf16_pair(v[0] + bias, v[1] + bias) : 0;
+            }
+            store_matrix_transposed(write + i * kPairBytes, m[0], m[1], m[2], m[3]);
+        }
+        __syncwarp();
+        WC_UNROLL
+        for (u32 i = 0; i < 2 && pair + i < kPairs; ++i) {
+            const u32 t = 16 * (pair + i) + lane / 2;
+            if (t >= 8 * kBlocks || token + t >= out.tokens) continue;
+            const u32x4 v = load_smem(read + i * kPairBytes);
+            u16* to = out.data + (token + t) * out.ldo + first_row;
+            if (vectors && first_row + 8 <= out.rows) {
+                *reinterpret_cast<u32x4*>(to) = v;
+            } else {
+                const u32 words[4] = {v.x, v.y, v.z, v.w};
+                WC_UNROLL
+                for (u32 j = 0; j < 8; ++j) {
+                    if (first_row + j < out.rows) to[j] = static_cast<u16>(words[j / 2] >> (16 * (j % 2)));
+                }
+            }
+        }
+        __syncwarp();
+    }
+}
+
+}  // namespace gemm
+}  // namespace wc

@@ -1,0 +1,262 @@
+"""The compressed wgmma product for 17 … 256 tokens and more (``sm90_gemm.cu``), host side.
+
+A `GemmConfig` is one compiled instance, a `Bricks` says where a matrix lies, a `Gemm` launches the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wcodec.cuda.module import Frame, load
+from wcodec.cuda.tensormap import encode_tiled
+from wcodec.errors import WCodecError
+from wcodec.kernels.pack import split_table
+
+if TYPE_CHECKING:
+    from wcodec.packed import PackedTensor
+
+SOURCE = "sm90_gemm.cu"
+TILE = 64
+MAX_SPLIT = 8
+SHARED_LIMIT_BYTES = 227 << 10
+SM_SHARED_BYTES = 228 << 10  # what the CTAs of one SM share, 1 KB of it per CTA reserved
+BRICK_BYTES = {"bf16-w12": 6208, "bf16": 8192}
+_DECODERS = {"bf16-w12": 0, "bf16": 1}
+_STAGING_BYTES = 1536  # per consumer warp
+_BLOCK_BYTES = 2048  # partial sums: 8 tokens × 64 rows, FP32
+_BLOCK_TOKENS = 8
+_LAYOUT = "TPPIIPPPQIIIIP"
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One instance of the kernel.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens per tile, a multiple of 16 up to 256.
+    row_groups : int
+        Row tiles (64 rows) per CTA, one consumer warpgroup each.
+    stages : int
+        Depth of the ring in shared memory.
+    stage_bricks : int
+        Columns per stage in bricks of 64: 1 or 2.
+    split : int
+        CTAs per tile along K; 0 deals the work of all tiles evenly to the resident CTAs.
+    ctas_per_sm : int
+        CTAs that share one SM.
+    decoder : str
+        ``bf16-w12``, or ``bf16`` for uncompressed bricks.
+    """
+
+    tokens: int
+    row_groups: int
+    stages: int
+    stage_bricks: int
+    split: int
+    ctas_per_sm: int = 1
+    decoder: str = "bf16-w12"
+
+    def __post_init__(self) -> None:
+        if self.ctas_per_sm > 1 and self.row_groups > 1:
+            raise ValueError("setmaxnreg leaves no registers for a second CTA")
+        if not (self.tokens % 16 == 0 and 16 <= self.tokens <= 256 and self.row_groups in (1, 2, 3)):
+            raise ValueError(f"no tile of {self.row_groups} × 64 rows and {self.tokens} tokens")
+        if self.stages < 2 or self.stage_bricks not in (1, 2):
+            raise ValueError(f"no ring of {self.stages} stages of {self.stage_bricks} bricks")
+        if not 0 <= self.split <= min(MAX_SPLIT, self.tokens // _BLOCK_TOKENS):
+            raise ValueError(f"no split of {self.tokens} tokens over {self.split} CTAs")
+        if (
+            self.shared_bytes > SHARED_LIMIT_BYTES
+            or self.ctas_per_sm * (self.shared_bytes + 1024) > SM_SHARED_BYTES
+        ):
+            raise ValueError(f"{self.ctas_per_sm} × {self.shared_bytes} bytes do not fit into one SM")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA: the consumers' warpgroups and the producer's."""
+        return 128 * (self.row_groups + 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return self.stage_bricks * (self.tokens * 128 + self.row_groups * BRICK_BYTES[self.decoder])
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one CTA."""
+        return self.stages * (self.stage_bytes + 16) + 4 * self.row_groups * _STAGING_BYTES
+
+    def defines(self, **extra: int) -> dict[str, int | str]:
+        """Macros of the instance; `extra` adds the experiments' (``WC_ABLATE``, …)."""
+        return {
+            "WC_TOKENS": self.tokens,
+            "WC_ROW_GROUPS": self.row_groups,
+            "WC_STAGES": self.stages,
+            "WC_STAGE_BRICKS": self.stage_bricks,
+            "WC_SPLIT": self.split,
+            "WC_CTAS_PER_SM": self.ctas_per_sm,
+            "WC_DECODER": _DECODERS[self.decoder],
+            **extra,
+        }
+
+    def units(self, cols: int) -> int:
+        """Stages along K."""
+        return -(-cols // (TILE * self.stage_bricks))
+
+    def tiles(self, rows: int, tokens: int) -> int:
+        """Tiles of one product."""
+        return -(-rows // (TILE * self.row_groups)) * -(-tokens // self.tokens)
+
+    def grid(self, rows: int, cols: int, tokens: int, multiprocessors: int) -> int:
+        """CTAs of one product.
+
+        Raises
+        ------
+        WCodecError
+            Where a split has more CTAs per tile than stages, or where more CTAs wait for one another than
+            are resident.
+        """
+        tiles, units, resident = (
+            self.tiles(rows, tokens),
+            self.units(cols),
+            multiprocessors * self.ctas_per_sm,
+        )
+        if self.split == 0:
+            return min(resident, tiles * units)
+        if self.split > units or (self.split > 1 and tiles * self.split > resident):
+            raise WCodecError(f"{rows} × {cols} with {tokens} tokens cannot be split {self.split} ways")
+        return tiles * self.split
+
+    def partial_bytes(self, rows: int, cols: int, tokens: int, multiprocessors: int) -> int:
+        """Workspace for partial sums: zero before the first launch, left zero by every launch."""
+        blocks = self.tokens // _BLOCK_TOKENS
+        if self.split == 1:
+            return 0
+        if self.split == 0:
+            grid = self.grid(rows, cols, tokens, multiprocessors)
+            return grid * self.row_groups * blocks * _BLOCK_BYTES
+        share = -(-blocks // self.split)
+        letters = self.split * (self.split - 1) * self.row_groups * share
+        return self.tiles(rows, tokens) * letters * _BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class Bricks:
+    """Where a matrix of bricks lies on the device.
+
+    Attributes
+    ----------
+    address, overflow : int
+        Device addresses of the bricks (16-byte aligned) and of the overflow list.
+    table : tuple of int
+        The footer's table as two words.
+    rows, cols : int
+        N and K.
+    """
+
+    address: int
+    overflow: int
+    table: tuple[int, int]
+    rows: int
+    cols: int
+
+    @classmethod
+    def of(cls, packed: PackedTensor, address: int) -> Bricks:
+        """Describe a validated ``bf16-w12`` blob that lies at `address` on the device."""
+        rows, cols = packed.matrix
+        bricks = -(-rows // TILE) * -(-cols // TILE) * BRICK_BYTES["bf16-w12"]
+        return cls(address, address + bricks, split_table(bytes(packed.table)), rows, cols)
+
+
+@functools.lru_cache(maxsize=4096)
+def token_map(address: int, tokens: int, cols: int, stride: int, box: int) -> bytes:
+    """Tensor map of x: `tokens` rows of `cols` BF16, `stride` elements apart, in boxes of 64 × `box`."""
+    return encode_tiled(address, "bf16", (cols, tokens), (TILE, box), strides=(2 * stride,)).data
+
+
+class Gemm:
+    """One instance of the kernel on one device, ready for one matrix and number of tokens.
+
+    Parameters
+    ----------
+    config : GemmConfig
+    bricks : Bricks
+    tokens : int
+        m.
+    device : torch.device, str or int
+        CUDA device of compute capability 9.0.
+    multiprocessors : int
+        SMs of that device.
+    pdl : bool
+        Start while the kernel before drains: weights are fetched at once, tokens after it has finished.
+    extra : int
+        Further macros, for experiments.
+    """
+
+    def __init__(
+        self,
+        config: GemmConfig,
+        bricks: Bricks,
+        tokens: int,
+        device: object,
+        multiprocessors: int,
+        *,
+        pdl: bool = False,
+        **extra: int,
+    ) -> None:
+        self.config, self.bricks, self.tokens = config, bricks, tokens
+        grid = config.grid(bricks.rows, bricks.cols, tokens, multiprocessors)
+        kernel = load(SOURCE, config.defines(**extra), device)
+        self._frame: Frame = kernel.frame(_LAYOUT, grid, config.threads, config.shared_bytes, 1, pdl)
+        self._token_tiles = -(-tokens // config.tokens)
+        self._k_bricks = -(-bricks.cols // TILE)
+
+    def __call__(
+        self,
+        stream: int,
+        x: int,
+        x_stride: int,
+        out: int,
+        out_stride: int,
+        *,
+        partials: int = 0,
+        bias: int = 0,
+        stamps: int = 0,
+    ) -> None:
+        """Launch ``out = x · Wᵀ + bias``.
+
+        Parameters
+        ----------
+        stream : int
+            CUDA stream handle.
+        x, out, bias : int
+            Device addresses: x (m × K, BF16, 16-byte aligned), out (m × N, BF16), bias (N, BF16) or 0.
+        x_stride, out_stride : int
+            Elements between rows; `x_stride` is a multiple of 8.
+        partials : int
+            Address of `GemmConfig.partial_bytes` bytes that no overlapping launch uses.
+        stamps : int
+            With ``WC_TIMELINE``: 8 × 8 bytes per CTA.
+        """
+        b = self.bricks
+        tensor_map = token_map(x, self.tokens, b.cols, x_stride, self.config.tokens)
+        self._frame(
+            stream,
+            tensor_map,
+            b.address,
+            b.overflow,
+            *b.table,
+            out,
+            bias,
+            partials,
+            out_stride,
+            b.rows,
+            self.tokens,
+            self._k_bricks,
+            self._token_tiles,
+            stamps,
+        )
