@@ -104,7 +104,7 @@ class Manifest:
                 raise UnsupportedError(f"has the schema {schema!r}", file=path, mend="upgrade wcodec")
             files = {_checked(name): _from_json(facts) for name, facts in document["files"].items()}
             return cls(str(document["profile"]), files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise MalformedError(
                 f"is no manifest ({error})", file=path, mend="pack the directory again"
             ) from None

@@ -114,7 +114,7 @@ class SourceRecord:
                 digest=_digest(source["xxh3_128"]),
                 raw={str(name): _digest(text) for name, text in facts["raw"].items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _malformed(f"the record is not what it should be ({error})", file) from None
         if text_bytes + source["header_bytes"] + source["trailing_bytes"] != len(payload):
             raise _malformed("the record's lengths contradict each other", file)

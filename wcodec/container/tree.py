@@ -84,6 +84,6 @@ def rewritten(name: str, text: bytes, stored: Mapping[str, int]) -> bytes | None
         folder = name.rpartition("/")[0]
         shards = {f"{folder}/{shard}" if folder else shard for shard in index["weight_map"].values()}
         index["metadata"]["total_size"] = sum(stored.get(shard, 0) for shard in shards)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # an index without weights or sizes has nothing that could be wrong
     return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
