@@ -70,7 +70,7 @@ class Entropy:
         return self.sign + self.exponent + self.mantissa + self.scale
 
 
-NO_ENTROPY = Entropy(math.nan, math.nan, math.nan)
+NO_ENTROPY = Entropy(math.nan, math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)

@@ -217,12 +217,10 @@ def summary(report: Report, width: int) -> Iterator[str]:
 def _bars(bf16: Bf16Totals, scale: float) -> Iterator[str]:
     """Bits per BF16 weight as it is, packed, and at the floor; `scale` characters per bit."""
     entropy, outside = bf16.entropy, bf16.exceptions.fraction
-    floor = f"sign {entropy.sign:.2f} + exponent {entropy.exponent:.2f} + mantissa {entropy.mantissa:.2f}"
+    floor = f"sign {entropy.sign:.2f}, exponent {entropy.exponent:.2f}, mantissa {entropy.mantissa:.2f}"
     yield f"[dim]bits per weight of {count(bf16.weights)} BF16 weights[/]"
     yield _bar("stored", 16, "", "dim", scale)
-    yield _bar(
-        "packed", bf16.bits_per_weight, f"{percent(outside)} outside the windows, patched", "green", scale
-    )
+    yield _bar("packed", bf16.bits_per_weight, f"{percent(outside)} outside, patched", "green", scale)
     yield _bar("floor", entropy.total, floor, "blue", scale)
 
 
