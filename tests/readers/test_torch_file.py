@@ -124,7 +124,7 @@ def test_code_in_the_file_is_not_run(tmp_path: Path, zipped: bool, capfd: pytest
         (b"", MalformedError),
         (b"hello", MalformedError),
         (b"PK\x03\x04" + bytes(100), MalformedError),
-        (pickle.dumps(print), UnsupportedError),
+        (pickle.dumps(print, protocol=2), UnsupportedError),
         (valid_safetensors(), MalformedError),
     ],
     ids=["empty", "text", "zip", "pickle", "safetensors"],
@@ -161,7 +161,20 @@ def test_sharded_bin_files(tmp_path: Path) -> None:
     )
     source = open_source(tmp_path)
     assert [t.name for t in source.tensors] == ["a", "b"]
-    assert [note for note in source.differences if "training_args" not in note] == []
+    assert source.differences == ["pytorch_model.bin.index.json: does not list training_args.bin, left out"]
+
+
+def test_directory_of_a_trainer(tmp_path: Path) -> None:
+    """Arguments and optimizers lie beside the weights; what holds no tensors is left out and said so."""
+    save(tmp_path / "optimizer.pt", {"state": {0: {"exp_avg": torch.ones(2)}}})
+    with pytest.raises(UnsupportedError, match="holds no tensors"):
+        open_source(tmp_path)
+    save(tmp_path / "pytorch_model.bin", {"a": torch.ones(2)})
+    save(tmp_path / "training_args.bin", Evil())
+    source = open_source(tmp_path)
+    assert [t.name for t in source.tensors] == ["a"]
+    assert len(source.remarks) == 2
+    assert source.differences == []
 
 
 def test_missing_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

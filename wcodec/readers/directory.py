@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.readers.base import Content, Source, TensorInfo
 from wcodec.readers.bytefile import FilePath
@@ -10,7 +13,7 @@ from wcodec.readers.folder import Folder, read_text
 from wcodec.readers.index import SUFFIX, Index, compare, read_index
 
 _PREFERENCE = ("safetensors", "gguf", "torch", "numpy")
-_USUAL = ("model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json")
+USUAL_INDEXES = ("model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json")
 
 
 def open_directory(folder: Folder) -> Source:
@@ -41,7 +44,7 @@ def open_directory(folder: Folder) -> Source:
     if kind is None:
         raise _nothing(folder, names)
     chosen = by_kind.pop(kind)
-    source = _merge(folder.path, {name: read_file(folder.open(name)) for name in chosen})
+    source = _merge(folder.path, *_read_some(folder, chosen, kind))
     for other in by_kind.values():
         source.remarks.append(f"left out beside the {kind} files: {', '.join(other)}")
     return source
@@ -69,8 +72,8 @@ def open_index(folder: Folder, index_name: str, names: list[str] | None = None) 
                     file=folder.path / shard,
                     mend="finish the download",
                 )
-    shards = {shard: read_file(folder.open(shard)) for shard in index.shards}
-    source = _merge(folder.path, shards, index)
+    shards = _read_all(folder, index.shards)
+    source = _merge(folder.path, shards, index=index)
     source.differences[:0] = compare(index, shards)
     suffix = "." + index.shards[0].rpartition(".")[2]
     others = [name for name in names or () if name.endswith(suffix) and name not in shards]
@@ -79,10 +82,37 @@ def open_index(folder: Folder, index_name: str, names: list[str] | None = None) 
     return source
 
 
-def _merge(path: FilePath, contents: dict[str, Content], index: Index | None = None) -> Source:
+def _read_all(folder: Folder, names: list[str]) -> dict[str, Content]:
+    with ThreadPoolExecutor(folder.workers) as pool:
+        contents = pool.map(lambda name: read_file(folder.open(name)), names)
+        return dict(zip(names, contents, strict=True))
+
+
+def _read_some(folder: Folder, names: list[str], kind: str) -> tuple[dict[str, Content], list[str]]:
+    """What the files hold, and a remark on each that is whole but no weights.
+
+    Only torch has such files: trainers save arguments and optimizers beside the weights.
+    """
+    if kind != "torch":
+        return _read_all(folder, names), []
+    contents: dict[str, Content] = {}
+    refused: list[UnsupportedError] = []
+    for name in names:
+        try:
+            contents[name] = read_file(folder.open(name))
+        except UnsupportedError as error:
+            refused.append(error)
+    if not contents:
+        raise refused[0]
+    return contents, [f"left out: {error}" for error in refused]
+
+
+def _merge(
+    path: FilePath, contents: dict[str, Content], remarks: Sequence[str] = (), *, index: Index | None = None
+) -> Source:
     """One source of several files; a name that occurs twice is counted once."""
-    kinds = sorted({content.kind for content in contents.values()})
-    source = Source(path, kinds[0], [], [], index=index.path if index else None)
+    kind = next(iter(contents.values())).kind
+    source = Source(path, kind, [], [], remarks=list(remarks), index=index.path if index else None)
     home: dict[str, tuple[str, TensorInfo]] = {}
     listed = index.weight_map if index else {}
     for file, content in contents.items():
@@ -113,7 +143,7 @@ def _merge(path: FilePath, contents: dict[str, Content], index: Index | None = N
 def _choose_index(folder: Folder, names: list[str]) -> str | None:
     """The index to follow: the usual names first, safetensors before others, never a guess between two."""
     indexes = [name for name in names if name.endswith(SUFFIX)]
-    for usual in _USUAL:
+    for usual in USUAL_INDEXES:
         if usual in indexes:
             return usual
     for ending in (f".safetensors{SUFFIX}", f".bin{SUFFIX}"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wcodec.errors import UnsupportedError
-from wcodec.readers.base import Content
+from wcodec.readers.base import Content, Source
 from wcodec.readers.bytefile import ByteFile, LocalFile
 from wcodec.readers.gguf import MAGIC, read_gguf
 from wcodec.readers.numpy_file import read_npy, read_npz
@@ -46,6 +46,21 @@ def read_file(file: ByteFile) -> Content:
     if kind == "torch":
         return read_torch(file)
     return read_npz(file) if suffix == ".npz" else read_npy(file)
+
+
+def open_file(file: ByteFile) -> Source:
+    """The checkpoint in one file; see `read_file`."""
+    content = read_file(file)
+    return Source(
+        path=file.path,
+        kind=content.kind,
+        files=[file.path],
+        tensors=content.tensors,
+        metadata=content.metadata,
+        ties=content.ties,
+        differences=content.differences,
+        remarks=content.remarks,
+    )
 
 
 def _sniff(file: ByteFile) -> str:

@@ -17,6 +17,10 @@ class Folder(Protocol):
 
     @property
     def path(self) -> FilePath: ...
+    @property
+    def workers(self) -> int:
+        """Files to open at the same time; more than one where opening waits for a network."""
+        ...
 
     def names(self) -> list[str]:
         """Sorted names of what lies directly in it, directories with a trailing slash."""
@@ -40,6 +44,8 @@ class LocalFolder:
     mapped : bool
         See `LocalFile`.
     """
+
+    workers = 1
 
     def __init__(self, path: Path, *, mapped: bool = True) -> None:
         self.path = path

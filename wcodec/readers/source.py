@@ -1,4 +1,4 @@
-"""The front door: a path becomes a source."""
+"""The front door: a path or an address becomes a source."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from wcodec.errors import WCodecError
 from wcodec.readers.base import Source
 from wcodec.readers.bytefile import LocalFile, unreadable
 from wcodec.readers.directory import open_directory, open_index
-from wcodec.readers.files import read_file
+from wcodec.readers.files import open_file
 from wcodec.readers.folder import Folder, LocalFolder
 from wcodec.readers.index import SUFFIX
+from wcodec.readers.remote import is_address, open_remote
 
 
 def open_source(
@@ -29,7 +30,8 @@ def open_source(
     Parameters
     ----------
     path : path-like
-        A file, an index file, a directory, or a Hugging Face snapshot or cache directory.
+        A file, an index file, a directory, a Hugging Face snapshot or cache directory, or an address of
+        one of these (``https://``, ``hf://``, ``s3://``; needs the extra ``[remote]``).
     include, exclude : iterable of str
         Globs on tensor names, case-sensitive. A tensor is kept where `include` is empty or one of its
         globs matches, and none of `exclude` does.
@@ -49,7 +51,7 @@ def open_source(
     UnsupportedError
         There is nothing to read, or an extra is missing.
     """
-    source = _open_local(Path(path), mapped)
+    source = open_remote(os.fspath(path)) if is_address(path) else _open_local(Path(path), mapped)
     return _keep(source, list(include), list(exclude))
 
 
@@ -63,17 +65,7 @@ def _open_local(path: Path, mapped: bool) -> Source:
     if path.name.endswith(SUFFIX):
         parent: Folder = LocalFolder(path.parent, mapped=mapped)
         return open_index(parent, path.name, parent.names())
-    content = read_file(LocalFile(path, mapped=mapped))
-    return Source(
-        path,
-        content.kind,
-        [path],
-        content.tensors,
-        content.metadata,
-        content.ties,
-        content.differences,
-        content.remarks,
-    )
+    return open_file(LocalFile(path, mapped=mapped))
 
 
 def _keep(source: Source, include: list[str], exclude: list[str]) -> Source:
