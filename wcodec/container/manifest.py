@@ -149,7 +149,8 @@ def _decompress(text: str, nbytes: int) -> bytes:
 def _checked(name: str) -> str:
     """A relative path that stays inside the directory."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name:
+    inside = path.parts and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    if not inside or str(path) != name or name == MANIFEST_NAME:
         raise ValueError(f"{name!r} is no path inside the directory")
     return name
 
