@@ -26,7 +26,7 @@ _HOMES = {
     "pack_file": "wcodec.container",
     "unpack_file": "wcodec.container",
     "verify_file": "wcodec.container",
-    "prepare": "wcodec.prepare",
+    "prepare": "wcodec.preparation",
     "linear": "wcodec.ops",
     "compress_": "wcodec.nn",
     "WCodecError": "wcodec.errors",

@@ -174,6 +174,9 @@ def _compile(source: str, defines: Defines, arch: str) -> tuple[bytes, str]:
         raise UnsupportedError(
             f"NVRTC {major}.{minor} cannot compile for {arch}", mend="install a newer nvidia-cuda-nvrtc"
         )
+    options = [f"--gpu-architecture={arch}", *_OPTIONS, *_define_options(defines)]
+    if nvrtc_version() >= (13, 0):
+        options.append("--no-cache")  # NVRTC's own cache gives the cubin back without its log
     headers = headers_of(source)
     created, program = nvrtc.nvrtcCreateProgram(
         source_text(source).encode(),
@@ -185,7 +188,6 @@ def _compile(source: str, defines: Defines, arch: str) -> tuple[bytes, str]:
     if int(created) != 0:
         raise WCodecError(f"NVRTC cannot open {source} ({created.name})")
     try:
-        options = [f"--gpu-architecture={arch}", *_OPTIONS, *_define_options(defines)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
         log = bytearray(size)

@@ -1,0 +1,167 @@
+"""Which path serves which product: tables, the rule for shapes nobody measured, and both policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from wcodec import dispatch, tables
+from wcodec.cuda.device import DeviceInfo
+from wcodec.dispatch import choose
+from wcodec.errors import MalformedError
+from wcodec.fused import KERNELS
+from wcodec.tables import Entry, Tables, read_table, token_class, tuned_path, write_tuned
+
+H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 232448, 60 << 20, 150 << 30)
+A100 = DeviceInfo(0, "NVIDIA A100", (8, 0), 108, 166912, 40 << 20, 80 << 30)
+
+GEMM = {"tokens": 128, "row_groups": 2, "stages": 5, "stage_bricks": 1, "split": 4}
+
+
+def entry(n: int, k: int, m: int, kernel: str, us: float, cublas_us: float) -> Entry:
+    config = GEMM if kernel == "gemm" else None
+    return Entry(n, k, m, kernel, config, us, cublas_us)
+
+
+MEASURED = [
+    entry(4096, 8192, 128, "gemm", 24.0, 29.0),
+    entry(4096, 8192, 128, "decode", 47.0, 29.0),
+    entry(4096, 8192, 256, "gemm", 40.0, 35.9),
+    entry(4096, 8192, 256, "decode", 54.0, 35.9),
+    entry(4096, 8192, 512, "decode", 66.0, 48.0),
+    entry(4096, 8192, 4096, "decode", 360.0, 339.0),
+    entry(8192, 1024, 128, "gemm", 11.5, 10.5),
+]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Tables([("NVIDIA H200", MEASURED)])
+    monkeypatch.setattr(dispatch, "tables_for", lambda index: found)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "tables_for", lambda index: Tables([]))
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_fastest_measured_path_serves_its_whole_class() -> None:
+    for tokens in (65, 100, 128):
+        choice = choose(4096, 8192, tokens, H200, 256, False)
+        assert (choice.path, choice.us, choice.cublas_us) == ("gemm", 24.0, 29.0)
+        assert choice.config.split == 4
+        assert choice.source == "measured on NVIDIA H200"
+        assert choice.why == "fastest measured"
+
+
+@pytest.mark.usefixtures("measured")
+def test_keep_both_takes_cublas_exactly_where_it_is_faster() -> None:
+    assert choose(4096, 8192, 128, H200, 256, True).path == "gemm"
+    slower = choose(4096, 8192, 256, H200, 256, True)
+    assert (slower.path, slower.us) == ("cublas", 35.9)
+    assert choose(4096, 8192, 256, H200, 256, False).path == "gemm"
+    assert choose(8192, 1024, 100, H200, 256, True).path == "cublas"
+
+
+@pytest.mark.usefixtures("measured")
+def test_an_unseen_shape_follows_the_nearest_and_says_so() -> None:
+    choice = choose(4096, 4096, 100, H200, 256, False)
+    assert choice.path == "gemm"
+    assert choice.us == 12.0
+    assert "scaled by size from 4096×8192" in choice.source
+    assert "nearest measured shape 4096×8192" in choice.why
+    assert choice.config == KERNELS["gemm"].default(4096, 4096, 100, H200)
+
+
+@pytest.mark.usefixtures("measured")
+def test_many_tokens_are_decoded_for_or_chunked() -> None:
+    assert choose(4096, 8192, 4096, H200, 256, False).path == "decode"
+    assert choose(4096, 8192, 4096, H200, 256, False).us == 360.0
+    many = choose(4096, 8192, 512, H200, 256, False)
+    assert many.path == "decode"  # two calls would take 80 µs
+    small = choose(4096, 8192, 200, H200, 128, False)
+    assert (small.path, small.us) == ("gemm", 48.0)
+    assert "2 calls of at most 128" in small.why
+    assert choose(4096, 8192, 4096, H200, 256, True).path == "cublas"
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_gpu_nobody_measured_gets_the_rule() -> None:
+    assert choose(4096, 8192, 8, A100, 256, False).path == "gemv"
+    assert choose(4096, 8192, 32, A100, 256, False).path == "gemv"
+    assert choose(4096, 8192, 33, A100, 256, False).path == "decode"
+    assert choose(4096, 8192, 33, H200, 256, False).path == "gemm"
+    assert choose(4096, 8192, 300, A100, 256, False).path == "decode"
+    both = choose(4096, 8192, 8, A100, 256, True)
+    assert both.path == "cublas"
+    assert both.us is None
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("tokens", [33, 64, 100, 256])
+@pytest.mark.parametrize(
+    ("n", "k"), [(1, 64), (64, 64), (160, 232), (2304, 8192), (28672, 4096), (41387, 1024)]
+)
+def test_the_rule_gives_configurations_that_can_launch(n: int, k: int, tokens: int) -> None:
+    config = choose(n, k, tokens, H200, 256, False).config
+    assert config.grid(n, k, tokens, H200.multiprocessors) >= 1
+
+
+def test_paths_the_gpu_cannot_run_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_wgmma = Tables([("x", [entry(64, 64, 64, "gemm", 1, 2)])])
+    monkeypatch.setattr(dispatch, "tables_for", lambda index: only_wgmma)
+    assert choose(64, 64, 64, A100, 256, False).path == "decode"
+
+
+def test_classes() -> None:
+    assert [token_class(m) for m in (1, 3, 8, 9, 33, 256, 257)] == [1, 4, 8, 16, 64, 256, 257]
+
+
+def test_tables_prefer_the_users_own_and_the_nearest_shape() -> None:
+    own, packaged = entry(64, 64, 8, "gemm", 5, 9), entry(64, 64, 8, "gemm", 1, 9)
+    found = Tables([("own", [own]), ("packaged", [packaged])]).find(64, 64, 5)
+    assert found is not None
+    assert (found.device, found.entries) == ("own", (own,))
+    far = Tables([("x", [entry(64, 64, 8, "gemm", 1, 1), entry(4096, 64, 8, "gemm", 2, 2)])])
+    near = far.find(2048, 64, 8)
+    assert near is not None
+    assert near.entries[0].n == 4096
+    assert not near.exact
+    assert far.find(64, 64, 9) is None
+
+
+def test_tuning_merges_and_survives_a_restart(kernel_cache: Path) -> None:
+    first = [entry(64, 64, 8, "gemm", 5, 9), entry(64, 64, 16, "gemm", 6, 9)]
+    path = write_tuned(H200, first, empty_us=3.4, date="2026-11-29")
+    assert path == tuned_path("NVIDIA H200")
+    write_tuned(H200, [entry(64, 64, 8, "gemm", 4, 9)], empty_us=3.4, date="2026-11-30")
+    device, capability, entries = read_table(path.read_text(), str(path))
+    assert (device, capability) == ("NVIDIA H200", (9, 0))
+    assert {(e.m, e.us) for e in entries} == {(8, 4), (16, 6)}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "other"}', '{"schema": "wcodec.tune/1"}'])
+def test_a_broken_table_is_named(text: str) -> None:
+    with pytest.raises(MalformedError, match=r"some\.json"):
+        read_table(text, "some.json")
+
+
+@pytest.mark.parametrize("name", tables.PACKAGED)
+def test_packaged_tables_are_well_formed(name: str) -> None:
+    from importlib import resources
+
+    file = resources.files("wcodec.kernels").joinpath(name)
+    if file.is_file():
+        device, capability, entries = read_table(file.read_text(encoding="utf-8"), name)
+        assert device
+        assert capability == (9, 0)
+        for e in entries:
+            assert min(e.n, e.k, e.m, e.us, e.cublas_us) > 0
+            if e.kernel in KERNELS:
+                KERNELS[e.kernel].config(e.config or {})
+            else:
+                assert e.kernel == "decode"
+    assert json.dumps(tables.CLASSES)

@@ -1,0 +1,115 @@
+"""The fused kernels as the dispatcher sees them: where they run, how configured, bound to a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wcodec.cuda.device import DeviceInfo, device_info
+from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
+from wcodec.kernels.pack import split_table
+from wcodec.paths import Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from wcodec.state import PackedWeight
+
+GEMV, GEMM = "gemv", "gemm"
+
+_ROW_ELEMENTS = 8  # rows of x start on 16 bytes: `wcodec.linear` sees to it
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A kernel bound to one weight and token count, and the workspace that a launch needs."""
+
+    run: Run
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One fused kernel.
+
+    Attributes
+    ----------
+    supported : callable
+        Whether it runs on a GPU.
+    config : callable
+        Makes a configuration of a table's JSON values.
+    default : callable
+        The rule for shapes that no table holds: ``(n, k, tokens, info) -> config``.
+    bind : callable
+        ``(weight, tokens, config) -> Bound``; compiles and loads.
+    """
+
+    supported: Callable[[DeviceInfo], bool]
+    config: Callable[[Mapping[str, Any]], Any]
+    default: Callable[[int, int, int, DeviceInfo], Any]
+    bind: Callable[[PackedWeight, int, Any], Bound]
+
+
+def row_stride(k: int) -> int:
+    """Elements between the rows of x as `wcodec.linear` hands it to kernels."""
+    return k + -k % _ROW_ELEMENTS
+
+
+def bricks_of(weight: PackedWeight) -> Bricks:
+    """Describe where a weight's bricks lie."""
+    return Bricks(weight.bricks, weight.overflow, split_table(weight.footer.table), weight.n, weight.k)
+
+
+def _bind_gemm(weight: PackedWeight, tokens: int, config: GemmConfig) -> Bound:
+    import torch
+
+    index = weight.device.index
+    processors = device_info(index).multiprocessors
+    nbytes = config.partial_bytes(weight.n, weight.k, tokens, processors)
+    kernel = Gemm(config, bricks_of(weight), tokens, index, processors)
+    stride, n, workspaces = row_stride(weight.k), weight.n, weight.workspaces
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def run(x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        stream = current_stream(index)
+        kernel(
+            stream,
+            x.data_ptr(),
+            stride,
+            out.data_ptr(),
+            n,
+            partials=workspaces.block(stream, nbytes) if nbytes else 0,
+            bias=0 if bias is None else bias.data_ptr(),
+        )
+
+    return Bound(run, nbytes)
+
+
+def _default_gemm(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
+    """Two row tiles per CTA, K split until the SMs are full, and as deep a ring as fits."""
+    tile_tokens = min(tokens + -tokens % 16, 256)
+    groups = 2
+    tiles = -(-n // (64 * groups)) * -(-tokens // tile_tokens)
+    split = max(1, min(info.multiprocessors // tiles, tile_tokens // 8, -(-k // 64), 8))
+    for stages in range(8, 1, -1):
+        try:
+            return GemmConfig(tile_tokens, groups, stages, 1, split)
+        except ValueError:
+            continue
+    raise AssertionError("a ring of two stages always fits")
+
+
+KERNELS: dict[str, Kernel] = {
+    GEMM: Kernel(
+        supported=lambda info: info.has_wgmma,
+        config=lambda values: GemmConfig(**values),
+        default=_default_gemm,
+        bind=_bind_gemm,
+    ),
+}
+
+
+def supported(name: str, info: DeviceInfo) -> bool:
+    """Whether a path of the tables runs on a GPU; decode + cuBLAS runs on all."""
+    return KERNELS[name].supported(info) if name in KERNELS else True
