@@ -51,22 +51,8 @@ EXIT_INTERRUPT = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
-class Commands(click.Group):
-    """A group that imports a subcommand when it is asked for, and prints every error as one line."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"wcodec.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # click would import every subcommand to ask for its help.
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+class OneLineErrors(click.Command):
+    """A command that prints every error as one line and leaves with a meaningful exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
         # click would end the process itself on these two, with 1 and with a blank line.
@@ -95,6 +81,24 @@ class Commands(click.Group):
                 raise
             _report(error)
         sys.exit(status if isinstance(status, int) else EXIT_OK)
+
+
+class Commands(OneLineErrors, click.Group):
+    """A group that imports a subcommand when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"wcodec.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # click would import every subcommand to ask for its help.
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 def _report(error: Exception) -> NoReturn:
