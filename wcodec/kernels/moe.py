@@ -1,0 +1,174 @@
+"""Routed experts on the GPU: configurations and launches of the two products and the closing sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wcodec.cuda.device import device_info
+from wcodec.cuda.module import load
+from wcodec.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from wcodec.moe import State
+
+TILE = 64
+BRICK_BYTES = 2304  # raw scales; decoders_cuda/nvfp4_s5.cuh
+THREADS = 512
+SUM_THREADS = 512
+WARPGROUPS = 4
+STAGES = 8
+WIDE_TOKENS = 64
+RINGS = (8, 4, 2)
+WIDE_RING = 4
+MANY_COST = 8  # sixteenths of an eighth of a row tile per token
+SUM_BYTES = WARPGROUPS * 24 * 68 * 4
+#: Routes that one launch can sort; more tokens are computed in slices.
+MAX_ROUTES = 4096
+_ROUTE_SIZES = (512, 2048, MAX_ROUTES)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One of the two products for one model and one bound on the number of routes.
+
+    Attributes
+    ----------
+    rows, cols : int
+        N and K of each expert's matrix; multiples of 64.
+    experts : int
+        Local experts.
+    top_k : int
+        Routes per token.
+    routes : int
+        Most routes of one call.
+    id_bytes : int
+        Bytes per expert id.
+    gated : bool
+        Gate and up with SwiGLU, else a plain product.
+    few : int
+        Tokens up to which an expert's tokens stay in shared memory.
+    """
+
+    rows: int
+    cols: int
+    experts: int
+    top_k: int
+    routes: int
+    id_bytes: int
+    gated: bool
+    few: int
+
+    @property
+    def smem(self) -> int:
+        """Dynamic shared memory in bytes: tokens, sums, routes (`sm90_moe_parts.cuh`)."""
+        return _smem(self.cols, self.experts, self.routes, self.few)
+
+    @property
+    def ring(self) -> int:
+        """Chunks in flight per warp: as many as possible without more turns than the chunks need."""
+        chunks = -(-self.cols // (TILE * WARPGROUPS))
+        return min(RINGS, key=lambda ring: (-(-chunks // ring) * ring, -ring))
+
+    def defines(self) -> dict[str, int]:
+        """Macros of ``sm90_moe_product.cu``."""
+        return {
+            "N_ROWS": self.rows,
+            "K_COLUMNS": self.cols,
+            "EXPERTS": self.experts,
+            "TOP_K": self.top_k,
+            "ROUTES": self.routes,
+            "ID_BYTES": self.id_bytes,
+            "GATED": int(self.gated),
+            "FEW_TOKENS": self.few,
+            "RING": self.ring,
+            "STAGES": STAGES,
+            "MANY_COST": MANY_COST,
+            "WIDE_TOKENS": WIDE_TOKENS,
+            "WIDE_RING": WIDE_RING,
+        }
+
+
+def _smem(cols: int, experts: int, routes: int, few: int) -> int:
+    tokens = max(few * cols * 2, STAGES * WIDE_TOKENS * 128)
+    table = 4 * experts + 4 * (experts + 1) + 20 + 4 * experts + 2 * routes
+    return tokens + SUM_BYTES + -(-table // 16) * 16
+
+
+def products(state: State, tokens: int, id_bytes: int) -> tuple[Product, Product]:
+    """Return the configurations of both products for a call with `tokens` tokens."""
+    config = state.config
+    routes = next(size for size in _ROUTE_SIZES if tokens * config.top_k <= size)
+    limit = device_info(state.device.index).max_shared_bytes
+
+    def product(rows: int, cols: int, gated: bool) -> Product:
+        for few in (24, 16, 8):
+            if _smem(cols, state.experts, routes, few) <= limit:
+                return Product(rows, cols, state.experts, config.top_k, routes, id_bytes, gated, few)
+        raise UnsupportedError(f"8 tokens of {cols} columns do not fit into {limit} bytes of shared memory")
+
+    return (
+        product(2 * config.intermediate, config.hidden, True),
+        product(config.hidden, config.intermediate, False),
+    )
+
+
+def launch(
+    x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, state: State, out: torch.Tensor
+) -> None:
+    """Launch the three kernels for at most ``MAX_ROUTES`` routes on torch's current stream.
+
+    Parameters
+    ----------
+    x : torch.Tensor of bfloat16, shape (tokens, hidden)
+        Contiguous.
+    topk_ids : torch.Tensor of int32 or int64, shape (tokens, top_k)
+        Global expert ids, contiguous.
+    topk_weights : torch.Tensor of float32, shape (tokens, top_k)
+        Contiguous.
+    state : State
+        From `wcodec.moe.prepare`.
+    out : torch.Tensor of bfloat16, shape (tokens, hidden)
+        Written in full.
+    """
+    import torch
+
+    config = state.config
+    tokens, routes = x.shape[0], topk_ids.numel()
+    first, second = products(state, tokens, topk_ids.element_size())
+    device = state.device
+    hidden = torch.empty(routes, config.intermediate, dtype=torch.bfloat16, device=device)
+    results = torch.empty(routes, config.hidden, dtype=torch.bfloat16, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    grid = device_info(device.index).multiprocessors
+    ids, table = topk_ids.data_ptr(), state.table.data_ptr() if state.table is not None else 0
+    place: tuple[Any, ...] = (ids, table, state.first_expert, config.num_experts)
+
+    def product(which: Product, weights: torch.Tensor, factors: torch.Tensor, source: Any, to: Any) -> None:
+        kernel = load("sm90_moe_product.cu", which.defines(), device)
+        frame = kernel.frame("PPPPPPIII", grid, THREADS, which.smem, pdl=not which.gated)
+        frame(
+            stream, weights.data_ptr(), factors.data_ptr(), source.data_ptr(), to.data_ptr(), *place, routes
+        )
+
+    product(first, state.w13, state.w13_factors, x, hidden)
+    product(second, state.w2, state.w2_factors, hidden, results)
+    defines = {
+        "COLUMNS": config.hidden,
+        "EXPERTS": state.experts,
+        "TOP_K": config.top_k,
+        "ID_BYTES": topk_ids.element_size(),
+        "MANY_COST": MANY_COST,
+        "THREADS": SUM_THREADS,
+    }
+    frame = load("sm80_moe_sum.cu", defines, device).frame("PPPPPPII", tokens, SUM_THREADS, pdl=True)
+    frame(
+        stream,
+        results.data_ptr(),
+        state.norms.data_ptr(),
+        topk_weights.data_ptr(),
+        out.data_ptr(),
+        *place,
+    )
