@@ -118,7 +118,7 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
     """
     layout = _layout(logical, parts[0])
     if not logical.numel or layout is None:
-        reason = "no floating-point weights" if logical.numel else "no weights"
+        reason = "without floating-point weights" if logical.numel else "without weights"
         return Scan(NO_ENTROPY, (), "raw", logical.nbytes, reason)
     if logical.kind == "bf16":
         found = _scan_bf16(parts[0], sample_bytes)

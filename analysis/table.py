@@ -121,7 +121,7 @@ def _left_line(rows: list[Row], report: Report) -> str:
     for row in rows:
         reasons[row.reason] = reasons.get(row.reason, 0) + len(row.tensors)
     share = percent(ratio(sum(row.nbytes for row in rows), report.nbytes))
-    why = "; ".join(f"{number} {reason}" for reason, number in reasons.items())
+    why = ", ".join(f"{reasons[reason]} {reason}" for reason in sorted(reasons, key=lambda r: -reasons[r]))
     return f"and {sum(reasons.values())} tensors with {share} of the bytes, left as they are: {why}"
 
 

