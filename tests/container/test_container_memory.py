@@ -1,0 +1,91 @@
+"""Memory of packing does not grow with the file, and offsets beyond 4 GiB work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.container.weightfiles import build, gaussian
+from wcodec.container import PackedFile, pack_file
+from wcodec.container.atomic import AtomicFile
+
+PEAK = """
+import resource, sys
+from wcodec.container import pack_file
+result = pack_file(sys.argv[1], sys.argv[2], workers=2)
+print(result.packed_tensors, result.bytes_in, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def repeated(path: Path, rows: int, cols: int) -> int:
+    """A BF16 matrix of rows × cols that repeats 64 rows; returns the bytes of its file."""
+    _, _, block = gaussian((64, cols))
+    head = build({"w": ("BF16", (rows, cols), b"")}).split(b'"data_offsets":')[0][8:]
+    text = head + b'"data_offsets":[0,%d]}}' % (2 * rows * cols)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(rows // 64):
+            file.write(block)
+    return path.stat().st_size
+
+
+@pytest.mark.slow
+def test_peak_memory_of_a_large_tensor(tmp_path: Path) -> None:
+    """600 MB in one tensor, packed by two threads, in less than half of that; the JIT is most of it."""
+    nbytes = repeated(tmp_path / "a", 64 * 600, 7680)
+    assert nbytes > 580_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "a"), str(tmp_path / "p")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packed, bytes_in, peak = map(int, done.stdout.split())
+    assert (packed, bytes_in) == (1, nbytes)
+    assert peak < 450 << 20
+    (tmp_path / "a").unlink()
+
+
+@pytest.mark.slow
+def test_more_than_2_to_the_31_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse 4.3 GB matrix of zeros that ends in real weights, and a tensor behind it.
+
+    Its bricks are zeros but for the last, so a writer that leaves zeros out keeps it sparse.
+    """
+    write_at = AtomicFile.write_at
+
+    def write_sparsely(self: AtomicFile, offset: int, data: Any) -> int:
+        view = np.frombuffer(data, dtype=np.uint8)
+        return write_at(self, offset, data) if view.any() else offset + view.size
+
+    monkeypatch.setattr(AtomicFile, "write_at", write_sparsely)
+    rows, cols = 65_600, 32_768
+    assert rows * cols > 1 << 31
+    nbytes = 2 * rows * cols
+    _, _, ending = gaussian((64, 64))
+    bits = np.frombuffer(ending, "<u2") & 0x07FF  # small exponents, beside zero in the window
+    text = (
+        b'{"w":{"dtype":"BF16","shape":[%d,%d],"data_offsets":[0,%d]},'
+        b'"behind":{"dtype":"U8","shape":[3],"data_offsets":[%d,%d]}}'
+    ) % (rows, cols, nbytes, nbytes, nbytes + 3)
+    source = tmp_path / "a"
+    with source.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.seek(nbytes - bits.nbytes, os.SEEK_CUR)
+        file.write(bits.tobytes() + b"abc")
+    result = pack_file(source, tmp_path / "p", workers=2)
+    assert (result.tensors, result.packed_tensors) == (2, 1)
+    packed = PackedFile(tmp_path / "p")
+    assert packed.size == source.stat().st_size == result.bytes_in
+    assert packed.header.data_end > 3 << 30
+    tail = packed.read_at(packed.size - 3 - bits.nbytes, bits.nbytes + 3).tobytes()
+    assert tail == bits.tobytes() + b"abc"
+    assert not packed.read_at(8 + len(text) + (1 << 32) - 5000, 4000).any()
+    for path in tmp_path.iterdir():
+        path.unlink()

@@ -1,0 +1,37 @@
+"""Write the golden packed file: ``python -m tests.golden.container`` (it never rewrites one)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.container.weightfiles import build, gaussian, noise, outliers
+from wcodec.container import pack_file
+
+FOLDER = Path(__file__).parent / "container-v1"
+
+
+def source() -> bytes:
+    """A small source with every kind of entry: blobs, raw tensors, padding, trailing bytes, metadata."""
+    tensors = {
+        "packed": gaussian((64, 64), 1),
+        "odd": ("U8", (3,), b"\1\2\3"),
+        "overflow": outliers((128, 63), 2),
+        "empty": ("BF16", (0, 3), b""),
+        "raw": noise((5, 7), 3),
+        "scalar": ("F64", (), b"\0\0\0\0\0\0\xf0\x3f"),
+    }
+    return build(
+        tensors, metadata={"format": "pt", "ü": "\\"}, padding=b"     ", trailing=b"after", reverse=True
+    )
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    original, packed = FOLDER / "source.safetensors", FOLDER / "packed.safetensors"
+    if not packed.exists():
+        original.write_bytes(source())
+        pack_file(original, packed)
+
+
+if __name__ == "__main__":
+    main()
