@@ -14,7 +14,7 @@ help:  ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) (first time: a minute or two)" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 venv: $(STAMP)  ## set up .venv with everything the tests need
@@ -35,7 +35,7 @@ format: $(STAMP)  ## let ruff format the tree
 	@$(BIN)/ruff format .
 
 bench-host: $(STAMP)  ## host codec beside zipnn, openzl, zstandard and memcpy
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(BIN)/python bench/host.py
 
 bench-gpu: $(STAMP)  ## the fused kernels beside cuBLAS (needs a GPU)
