@@ -28,8 +28,8 @@ def test_every_instance_compiles_without_spills(arch: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     for cubin in compile_many([(source, defines, arch) for source, defines in INSTANCES]):
         assert cubin.resources.stack_bytes == cubin.resources.spill_store_bytes == 0
-        # 2,048 threads of an SM must fit: these kernels live on loads in flight.
-        assert cubin.resources.registers <= 40, cubin.entry
+        # A thousand threads of an SM must fit: these kernels live on loads in flight.
+        assert cubin.resources.registers <= 60, cubin.entry
 
 
 def on_gpu(bits: np.ndarray) -> torch.Tensor:

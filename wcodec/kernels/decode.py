@@ -11,7 +11,7 @@ from wcodec.kernels.pack import QUARTERS, THREADS, WARPS, split_table, vector_wi
 if TYPE_CHECKING:
     import torch
 
-QUARTERS_PER_WARP = 1
+QUARTERS_PER_WARP = 2
 
 
 def unpack_defines(vector: int, quarters: int = QUARTERS_PER_WARP) -> dict[str, int]:
