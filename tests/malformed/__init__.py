@@ -98,9 +98,19 @@ def safetensors_cases() -> list[Malformed]:
         Malformed("empty", b"", "is empty"),
         Malformed("seven-bytes", b"\x01" * 7, "only 7 bytes"),
         Malformed("length-only", struct.pack("<Q", 0), "does not begin with"),
-        Malformed("length-limit-plus-1", struct.pack("<Q", MAX_HEADER + 1) + b"{}", "100000001"),
-        Malformed("length-2^63", struct.pack("<Q", 1 << 63) + b"{}", "9223372036854775808"),
-        Malformed("length-all-ones", b"\xff" * 8 + b"{}", "18446744073709551615"),
+        Malformed(
+            "length-limit-plus-1",
+            struct.pack("<Q", MAX_HEADER + 1) + b"{}",
+            "claims 100000001 bytes, the format allows",
+        ),
+        Malformed(
+            "length-2^63",
+            struct.pack("<Q", 1 << 63) + b"{}",
+            "claims 9223372036854775808 bytes, the format allows",
+        ),
+        Malformed(
+            "length-all-ones", b"\xff" * 8 + b"{}", "claims 18446744073709551615 bytes, the format allows"
+        ),
         Malformed("length-beyond-file", struct.pack("<Q", 1000) + b"{}", "only 2 follow"),
         Malformed(
             "git-lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"
@@ -136,7 +146,7 @@ def safetensors_cases() -> list[Malformed]:
         Malformed("shape-two-negatives", one(entry("U8", [-1, -1], 0, 1), b"\0"), "shape", "t"),
         Malformed("shape-float", one(entry("U8", [1.0], 0, 1), b"\0"), "shape", "t"),
         Malformed("shape-bool", one(entry("U8", [True], 0, 1), b"\0"), "shape", "t"),
-        Malformed("shape-2^63", one(entry("U8", [1 << 63], 0, 1), b"\0"), "shape", "t"),
+        Malformed("shape-2^63", one(entry("U8", [1 << 63], 0, 1), b"\0"), "counts below 2^63", "t"),
         Malformed("shape-wraps-to-1", one(entry("U8", [3, 12297829382473034411], 0, 1), b"\0"), "shape", "t"),
         Malformed("shape-wraps-to-0", one(entry("U8", [1 << 32, 1 << 32], 0, 0)), "span 0", "t"),
         Malformed("shape-many-axes", one(entry("U8", [1] * 65, 0, 1), b"\0"), "65 axes", "t"),
@@ -151,7 +161,7 @@ def safetensors_cases() -> list[Malformed]:
         ),
         Malformed("offsets-negative", one(entry("U8", [1], -1, 0)), "data_offsets", "t"),
         Malformed("offsets-float", one(entry("U8", [1], 0, 1.0), b"\0"), "data_offsets", "t"),
-        Malformed("offsets-2^63", one(entry("U8", [1], 0, 1 << 63), b"\0"), "data_offsets", "t"),
+        Malformed("offsets-2^63", one(entry("U8", [1], 0, 1 << 63), b"\0"), "two counts below 2^63", "t"),
         Malformed("offsets-reversed", one(entry("U8", [1], 1, 0), b"\0"), "end before", "t"),
         Malformed("range-too-long", one(entry("BF16", [2], 0, 5), bytes(5)), "takes 4 bytes", "t"),
         Malformed("range-too-short", one(entry("BF16", [2], 0, 3), bytes(3)), "takes 4 bytes", "t"),

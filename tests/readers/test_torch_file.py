@@ -102,6 +102,20 @@ def test_tensors_without_plain_bytes_are_left_out(tmp_path: Path) -> None:
     assert len(source.remarks) == 2 or "sparse" in source.remarks[0]
 
 
+def test_tensors_travel_between_processes_without_their_bytes(tmp_path: Path) -> None:
+    weight = torch.arange(100_000, dtype=torch.float32).reshape(100, -1).T
+    path = save(tmp_path / "m.pt", {"state_dict": {"w": weight, "b": torch.ones(3)}})
+    tensor = open_source(path)["w"]
+    pickled = pickle.dumps(tensor)
+    assert len(pickled) < 2000
+    assert pickle.loads(pickled).read().tobytes() == tensor.read().tobytes()
+    save(path, {"w": torch.zeros(2)})
+    with pytest.raises(MalformedError, match="changed while"):
+        tensor.read()
+    with pytest.raises(MalformedError, match="changed while"):
+        pickle.loads(pickled).read()
+
+
 class Evil:
     """Pickles to a call."""
 

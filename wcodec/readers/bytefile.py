@@ -103,10 +103,16 @@ class LocalFile:
         self.size = found.st_size
         self._identity = _identity(found)
         # Ask for permission now: an error in the middle of a long run helps nobody.
-        os.close(self._open())
+        self.check()
 
     def __repr__(self) -> str:
         return f"LocalFile({str(self.path)!r}, {self.size} bytes)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalFile) and (self.path, self._identity) == (other.path, other._identity)
+
+    def __hash__(self) -> int:
+        return hash((self.path, self._identity))
 
     def _open(self) -> int:
         try:
@@ -121,6 +127,10 @@ class LocalFile:
                 mend="let its writer finish, then run again",
             )
         return fd
+
+    def check(self) -> None:
+        """Raise `MalformedError` where the file is no longer the one that was opened."""
+        os.close(self._open())
 
     def read_at(self, offset: int, n: int) -> Bytes:
         """Exactly the `n` bytes at `offset`; see `ByteFile.read_at`."""

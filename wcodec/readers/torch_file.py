@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -50,16 +51,25 @@ _NEEDS_CODE = (
 
 
 class _TorchPayload:
-    """Bytes of a torch tensor in C order; contiguous tensors are viewed, others copied when read."""
+    """Bytes of a torch tensor in C order; contiguous tensors are viewed, others copied when read.
 
-    __slots__ = ("_tensor",)
+    Pickled, it is the name of the tensor in its file, which the other process loads again.
+    """
 
-    def __init__(self, tensor: Any) -> None:
+    __slots__ = ("_file", "_name", "_tensor")
+
+    def __init__(self, file: LocalFile, name: str, tensor: Any) -> None:
+        self._file = file
+        self._name = name
         self._tensor = tensor.detach()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reload, (self._file, self._name)
 
     def read_at(self, start: int, n: int) -> Bytes:
         import torch
 
+        self._file.check()  # torch has mapped it
         tensor, width = self._tensor, self._tensor.element_size()
         first, last = start // width, -(-(start + n) // width)
         if tensor.is_contiguous() or last - first == tensor.numel():
@@ -87,8 +97,6 @@ def read_torch(file: LocalFile) -> Content:
     path = file.path
     loaded = _load(file)
     content = Content("torch", [])
-    if _is_tensor(loaded):
-        loaded = {path.stem: loaded}
     if not isinstance(loaded, Mapping):
         raise UnsupportedError(
             f"holds a {type(loaded).__name__}, not a state dict", file=path, mend="save model.state_dict()"
@@ -108,10 +116,21 @@ def read_torch(file: LocalFile) -> Content:
         if where is not None:
             stored[where] = name
         nbytes = tensor.numel() * tensor.element_size()
-        content.tensors.append(TensorInfo(name, path, dtype, shape, nbytes, _TorchPayload(tensor)))
+        content.tensors.append(
+            TensorInfo(name, path, dtype, shape, nbytes, _TorchPayload(file, name, tensor))
+        )
     if not content.tensors:
         raise UnsupportedError("holds no tensors", file=path, mend="save model.state_dict()")
     return content
+
+
+@lru_cache(maxsize=4)
+def _load_again(file: LocalFile) -> dict[str, Any]:
+    return dict(_walk(_load(file)))
+
+
+def _reload(file: LocalFile, name: str) -> _TorchPayload:
+    return _TorchPayload(file, name, _load_again(file)[name])
 
 
 def _load(file: LocalFile) -> Any:
@@ -128,7 +147,7 @@ def _load(file: LocalFile) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mapped = zipped and file.mapped  # torch maps zip archives only
-            return torch.load(file.path, map_location="cpu", weights_only=True, mmap=mapped)
+            loaded = torch.load(file.path, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise
     except Exception as error:  # torch raises a dozen kinds, none of them promised
@@ -143,6 +162,7 @@ def _load(file: LocalFile) -> Any:
             file=file.path,
             mend="it is corrupt or not a file of torch.save",
         ) from None
+    return {file.path.stem: loaded} if _is_tensor(loaded) else loaded
 
 
 def _detail(error: Exception) -> str:
