@@ -1,8 +1,9 @@
 // `bf16-w12`, version 1: constants and decode, one source for device and host (docs/format.md, section 2).
 //
 // A brick is 64 rows × 64 columns in 6,208 bytes: four quarters of 16 rows (1,536 bytes each) and a patch area.
-// A warp decodes one quarter into 16 registers, `a[4 * step + i]`: the A operands of four m16n8k16 products.
-// Cost: 11 integer instructions per 8 weights and lane; the patch branch is uniform over the warp.
+// A warp decodes one quarter into 16 registers, `a[4 * step + i]`: the A operands of four m16n8k16 products. Patches go
+// into the high bytes before these meet the low bytes: 8 registers to choose from instead of 16.
+// Cost: 11 integer instructions per 8 weights and lane.
 #pragma once
 
 #include "ptx.cuh"
@@ -44,24 +45,38 @@ constexpr WC_HOST_DEVICE u32 plane_offset(u32 quarter, u32 plane, u32 lane) {
 
 constexpr WC_HOST_DEVICE u32 patch_offset(u32 quarter) { return kPatchOffset + quarter * kPatchBytes; }
 
-// One lane's eight weights of one step, as the four A registers of m16n8k16: `low0` and `low1` are the low bytes of
-// weights 0-3 and 4-7, `codes` the code word.
-WC_HOST_DEVICE void decode_step(u32* a, u32 low0, u32 low1, u32 codes, Table table) {
+// High bytes of one lane's eight weights of one step: weights 0-3, then 4-7. `codes` is the code word.
+WC_HOST_DEVICE void decode_high(u32* high, u32 codes, Table table) {
     const u32 selector = codes & 0x77777777u;
-    const u32 high0 = prmt(table.lo, table.hi, selector) | (codes & 0x80808080u);
-    const u32 high1 = prmt(table.lo, table.hi, selector >> 16) | ((codes << 4) & 0x80808080u);
-    a[0] = prmt(low0, high0, 0x5140);
-    a[1] = prmt(low0, high0, 0x7362);
-    a[2] = prmt(low1, high1, 0x5140);
-    a[3] = prmt(low1, high1, 0x7362);
+    high[0] = prmt(table.lo, table.hi, selector) | (codes & 0x80808080u);
+    high[1] = prmt(table.lo, table.hi, selector >> 16) | ((codes << 4) & 0x80808080u);
 }
 
-// One lane's share of a quarter, patches not yet applied.
+// Four weights as two registers: their low bytes and their high bytes.
+WC_HOST_DEVICE void merge_bytes(u32* a, u32 low, u32 high) {
+    a[0] = prmt(low, high, 0x5140);
+    a[1] = prmt(low, high, 0x7362);
+}
+
+// High bytes of one lane's share of a quarter, patches not yet applied.
+WC_HOST_DEVICE void decode_high_quarter(u32 (&high)[8], u32x4 codes, Table table) {
+    decode_high(high + 0, codes.x, table);
+    decode_high(high + 2, codes.y, table);
+    decode_high(high + 4, codes.z, table);
+    decode_high(high + 6, codes.w, table);
+}
+
+WC_HOST_DEVICE void merge_quarter(u32 (&a)[16], u32x4 low01, u32x4 low23, const u32 (&high)[8]) {
+    const u32 low[8] = {low01.x, low01.y, low01.z, low01.w, low23.x, low23.y, low23.z, low23.w};
+    WC_UNROLL
+    for (u32 i = 0; i < 8; ++i) merge_bytes(a + 2 * i, low[i], high[i]);
+}
+
+// One lane's share of a quarter without its patches.
 WC_HOST_DEVICE void decode_quarter(u32 (&a)[16], u32x4 low01, u32x4 low23, u32x4 codes, Table table) {
-    decode_step(a + 0, low01.x, low01.y, codes.x, table);
-    decode_step(a + 4, low01.z, low01.w, codes.y, table);
-    decode_step(a + 8, low23.x, low23.y, codes.z, table);
-    decode_step(a + 12, low23.z, low23.w, codes.w, table);
+    u32 high[8];
+    decode_high_quarter(high, codes, table);
+    merge_quarter(a, low01, low23, high);
 }
 
 WC_HOST_DEVICE u32 patch_tag(u32x4 word) { return word.w >> 24; }
@@ -74,28 +89,38 @@ WC_HOST_DEVICE u32x4 next_entry(u32x4 word) {
 
 // Overwrites the high byte of one weight if `lane` holds it. An entry is position (l + 32 j + 128 p) in bits 0-9, high
 // byte in bits 10-17; it is the same for the whole warp, so register indices stay compile-time constants.
-WC_HOST_DEVICE void apply_entry(u32 (&a)[16], u32 entry, u32 lane) {
-    constexpr u32 kRegisterBits = 0x360;  // j and p / 2: which of the 16 registers
-    const u32 target = (entry & 31) == lane ? entry & kRegisterBits : ~0u;
-    const u32 selector = entry & 0x80 ? 0x4210 : 0x3240;  // p odd: byte 3, even: byte 1
-    const u32 high = entry >> 10;
+WC_HOST_DEVICE void patch_high(u32 (&high)[8], u32 entry, u32 lane) {
+    constexpr u32 kRegisterBits = 0x260;  // j and p / 4: which of the 8 registers
+    const u32 shift = entry >> 4 & 0x18;  // 8 * (p % 4)
+    const u32 hit = (entry & 31) == lane ? 0xffu : 0u;
+    const u32 mask = hit << shift, value = (entry >> 10 & hit) << shift;
     WC_UNROLL
-    for (u32 r = 0; r < 16; ++r) {
-        if (target == ((r >> 2) << 5 | (r & 3) << 8)) a[r] = prmt(a[r], high, selector);
+    for (u32 r = 0; r < 8; ++r) {
+        if ((entry & kRegisterBits) == ((r >> 1) << 5 | (r & 1) << 9)) high[r] = (high[r] & ~mask) | value;
     }
 }
 
-// Applies a quarter's patches to its decoded registers: afterwards they hold the original weights. `overflow` is the
-// tensor's overflow list; the caller has validated its ranges.
-WC_HOST_DEVICE void apply_patches(u32 (&a)[16], u32x4 word, const u32* overflow, u32 lane) {
+// Applies a quarter's patch word: afterwards `high` holds the original high bytes. `overflow` is the tensor's overflow
+// list; the caller has validated its ranges. On the device the whole warp calls this with the same word.
+WC_HOST_DEVICE void patch_high(u32 (&high)[8], u32x4 word, const u32* overflow, u32 lane) {
     const u32 tag = patch_tag(word);
-    if (tag == 0) return;
     if (tag != kOverflowTag) {
-        for (u32 i = 0; i < tag; ++i, word = next_entry(word)) apply_entry(a, word.x, lane);
+        WC_NO_UNROLL
+        for (u32 i = 0; i < tag; ++i, word = next_entry(word)) patch_high(high, word.x, lane);
         return;
     }
     const u32* entries = overflow + word.x;
-    for (u32 i = 0; i < word.y; ++i) apply_entry(a, entries[i], lane);
+#if defined(__CUDA_ARCH__)
+    WC_NO_UNROLL
+    for (u32 first = 0; first < word.y; first += 32) {
+        const u32 count = word.y - first < 32 ? word.y - first : 32;
+        const u32 mine = lane < count ? load_word(entries + first + lane) : 0;
+        WC_NO_UNROLL
+        for (u32 i = 0; i < count; ++i) patch_high(high, __shfl_sync(~0u, mine, i), lane);
+    }
+#else
+    for (u32 i = 0; i < word.y; ++i) patch_high(high, entries[i], lane);
+#endif
 }
 
 }  // namespace w12

@@ -8,9 +8,11 @@
 #define WC_DEVICE __device__ __forceinline__
 #define WC_HOST_DEVICE __host__ __device__ __forceinline__
 #define WC_UNROLL _Pragma("unroll")
+#define WC_NO_UNROLL _Pragma("unroll 1")
 #else
 #define WC_HOST_DEVICE inline
 #define WC_UNROLL
+#define WC_NO_UNROLL
 #endif
 
 namespace wc {

@@ -21,11 +21,11 @@ extern "C" void decode_bricks(const unsigned char* blob, long bricks, long tile_
         const unsigned char* brick = blob + index * long(w12::kBrickBytes);
         for (u32 quarter = 0; quarter < w12::kQuarters; ++quarter) {
             for (u32 lane = 0; lane < 32; ++lane) {
-                u32 a[16];
-                w12::decode_quarter(a, load(brick + w12::plane_offset(quarter, 0, lane)),
-                                    load(brick + w12::plane_offset(quarter, 1, lane)),
-                                    load(brick + w12::plane_offset(quarter, 2, lane)), entries);
-                w12::apply_patches(a, load(brick + w12::patch_offset(quarter)), overflow, lane);
+                u32 a[16], high[8];
+                w12::decode_high_quarter(high, load(brick + w12::plane_offset(quarter, 2, lane)), entries);
+                w12::patch_high(high, load(brick + w12::patch_offset(quarter)), overflow, lane);
+                w12::merge_quarter(a, load(brick + w12::plane_offset(quarter, 0, lane)),
+                                   load(brick + w12::plane_offset(quarter, 1, lane)), high);
                 // Register i of a step: rows g, g + 8, g, g + 8; columns 2t, 2t, 2t + 8, 2t + 8 (low half first).
                 for (u32 r = 0; r < 16; ++r) {
                     const long row = index / tile_cols * 64 + quarter * 16 + lane / 4 + 8 * (r & 1);
