@@ -43,12 +43,15 @@ class Kernel:
         The rule for shapes that no table holds: ``(n, k, tokens, info) -> config``.
     bind : callable
         ``(weight, tokens, config) -> Bound``; compiles and loads.
+    candidates : callable
+        What ``wcodec tune`` tries: ``(n, k, tokens, info) -> configurations``.
     """
 
     supported: Callable[[DeviceInfo], bool]
     config: Callable[[Mapping[str, Any]], Any]
     default: Callable[[int, int, int, DeviceInfo], Any]
     bind: Callable[[PackedWeight, int, Any], Bound]
+    candidates: Callable[[int, int, int, DeviceInfo], list[Any]]
 
 
 def row_stride(k: int) -> int:
@@ -106,6 +109,7 @@ KERNELS: dict[str, Kernel] = {
         config=lambda values: GemmConfig(**values),
         default=_default_gemm,
         bind=_bind_gemm,
+        candidates=lambda n, k, tokens, info: [_default_gemm(n, k, tokens, info)],
     ),
 }
 

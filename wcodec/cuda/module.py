@@ -188,7 +188,8 @@ class Kernel:
 
 
 _loaded: dict[tuple[Any, ...], Kernel] = {}
-_load_lock = threading.Lock()
+_locks: dict[tuple[Any, ...], threading.Lock] = {}
+_locks_lock = threading.Lock()
 
 
 def load(source: str, defines: Defines, device: Any) -> Kernel:
@@ -207,10 +208,12 @@ def load(source: str, defines: Defines, device: Any) -> Kernel:
     key = (source, index, *sorted(defines.items()))
     found = _loaded.get(key)
     if found is None:
-        cubin = compile_cubin(source, defines, device_info(index).arch)
-        with _load_lock:
+        with _locks_lock:
+            lock = _locks.setdefault(key, threading.Lock())
+        with lock:  # different instances compile side by side, one instance only once
             found = _loaded.get(key)
             if found is None:
+                cubin = compile_cubin(source, defines, device_info(index).arch)
                 found = _loaded[key] = Kernel(cubin, index)
     return found
 

@@ -1,0 +1,141 @@
+"""`wcodec tune`, `bench` and `doctor`, as far as they go without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from wcodec.cli import main
+from wcodec.cuda.device import DeviceInfo
+from wcodec.fused import Bound, Kernel
+from wcodec.tables import read_table, tuned_path
+
+torch = pytest.importorskip("torch")
+
+from wcodec import timing, tune  # noqa: E402  (they need torch)
+
+H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 232448, 60 << 20, 150 << 30)
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(main, list(args))
+
+
+@pytest.mark.parametrize("command", ["tune", "bench"])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["4096"], "'4096' is no shape; write it like 4096x8192"),
+        (["0x64"], "is no shape"),
+        (["64x64", "--tokens", "1,two"], "'1,two' is no list of token counts"),
+        (["64x64", "--tokens", "0"], "is no list of token counts"),
+    ],
+)
+def test_bad_shapes_are_said_in_one_line(command: str, args: list[str], message: str) -> None:
+    result = run(command, *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["tune", "64x64"], ["bench"]])
+def test_without_a_gpu_they_say_so(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run(*command)
+    assert result.exit_code == 2
+    assert "no CUDA device" in result.stderr
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration that says how long it takes."""
+
+    us: float
+
+
+class FakeTimer:
+    """Times a call by asking it."""
+
+    empty_us = 3.4
+    device = torch.device("cuda", 0)
+
+    def __init__(self, index: int) -> None:
+        self.released = 0
+
+    def medians(self, runs: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
+        return [run() or 50.0 for run in runs]
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def kernel(times: Sequence[float]) -> Kernel:
+    return Kernel(
+        supported=lambda info: True,
+        config=lambda values: Config(**values),
+        default=lambda n, k, m, info: Config(times[0]),
+        bind=lambda weight, m, config: Bound(lambda x, out, bias: config.us, 0),
+        candidates=lambda n, k, m, info: [Config(us) for us in times],
+    )
+
+
+def test_tuning_keeps_the_fastest_of_each_kernel(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = SimpleNamespace(reserve=lambda nbytes: None)
+    monkeypatch.setattr(tune, "KERNELS", {"gemv": kernel([30, 10, 20, 25, 11, 12]), "gemm": kernel([40])})
+    monkeypatch.setattr(tune, "device_info", lambda index: H200)
+    monkeypatch.setattr(tune, "_without_original", lambda weight: weight)
+    monkeypatch.setattr(timing, "Timer", FakeTimer)
+    monkeypatch.setattr("wcodec.state.PackedWeight.workspaces", spaces)
+    seen: list[Any] = []
+    entries = tune.tune([(128, 64)], "cpu", tokens=(8, 1), report=seen.append)
+    assert seen == entries
+    assert [(e.m, e.kernel, e.us) for e in entries] == [
+        (1, "decode", 50.0),
+        (1, "gemv", 10),
+        (1, "gemm", 40),
+        (8, "decode", 50.0),
+        (8, "gemv", 10),
+        (8, "gemm", 40),
+    ]
+    _, _, kept = read_table(tuned_path("NVIDIA H200").read_text(), "")
+    assert kept == entries
+
+
+def test_doctor_examines_everything(kernel_cache: Path) -> None:
+    result = run("doctor", "--format", "json")
+    report = json.loads(result.stdout)
+    assert report["schema"] == "wcodec.doctor/1"
+    checks = {check["name"]: check for check in report["checks"]}
+    assert checks["host codec"]["state"] == "ok"
+    assert checks["torch"]["state"] == "ok"
+    assert str(kernel_cache) in checks["kernel cache"]["found"]
+    assert result.exit_code == 0
+    assert "host codec" in run("doctor").stdout
+
+
+def test_doctor_finds_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("WCODEC_CACHE_DIR", str(blocked))
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "set WCODEC_CACHE_DIR" in result.stdout
+
+
+def test_doctor_says_what_is_missing(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    checks = {c["name"]: c for c in json.loads(run("doctor", "--format", "json").stdout)["checks"]}
+    assert checks["gguf"]["state"] == "missing"
+    assert checks["gguf"]["mend"] == "pip install 'wcodec[gguf]'"
+    assert checks["GPU"]["state"] == "missing"
