@@ -16,7 +16,7 @@ import pytest
 
 from tests.container.weightfiles import mixed, outliers, write
 from wcodec.container import pack_directory, pack_file, verify_directory, verify_file
-from wcodec.container.atomic import PART_SUFFIX
+from wcodec.container.atomic import PART_SUFFIX, part_path, remove
 
 MOMENTS = 20
 _CALLS = ("pwrite", "fsync", "ftruncate", "mkdir")
@@ -115,13 +115,20 @@ def test_replacing_a_directory_never_loses_it(tmp_path: Path, model: Path) -> No
     target = tmp_path / "packed"
     _, total = run_until(lambda: pack_directory(model, target, workers=1), 1 << 30)
     want = contents(target)
-    for moment in range(total - 20, total + 40):
+    between = 0
+    for moment in range(total - 20, total + 60):
         killed, _ = run_until(lambda: pack_directory(model, target, workers=1, force=True), moment)
         old = tmp_path / f".packed{PART_SUFFIX}-old"
         assert target.exists() or contents(old) == want
         if not killed:
             break
+        if not target.exists():  # between the two renames: a rerun without --force ends it
+            pack_directory(model, target, workers=1)
+            assert not old.exists()
+            between += 1
+        remove(part_path(target))
     assert not killed
+    assert between == 1
     assert {p.name for p in tmp_path.iterdir()} == {"model", "packed"}
     assert contents(target) == want
 

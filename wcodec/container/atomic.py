@@ -129,16 +129,12 @@ def replace_file(path: Path, *, mode: int = 0o666, overwrite: bool = False) -> I
     WCodecError
         For any `OSError` of writing; the temp file is gone then, and the destination is what it was.
     """
-    part = part_path(path)
-    with naming(path, "write"):
-        _remove_stale(part, path)
-        fd = os.open(
-            part,
-            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW,
-            stat.S_IMODE(mode) & 0o777,
-        )
+    part, fd = part_path(path), -1
     try:
         with naming(path, "write"):
+            _remove_stale(part, path)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(part, flags, stat.S_IMODE(mode) & 0o777)
             lock(fd, path)
             if os.fstat(fd).st_nlink == 0:  # a rival took our file for rubbish before we had the lock
                 raise _busy(path)
@@ -147,13 +143,16 @@ def replace_file(path: Path, *, mode: int = 0o666, overwrite: bool = False) -> I
             if not overwrite and os.path.lexists(path):
                 raise _appeared(path)
             part.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if part.lstat().st_ino == os.fstat(fd).st_ino:
+    except BaseException as error:
+        with contextlib.suppress(OSError, WCodecError):
+            if fd >= 0 and part.lstat().st_ino == os.fstat(fd).st_ino:
                 part.unlink()
+            elif fd < 0 and not isinstance(error, Exception):
+                _remove_stale(part, path)  # a signal came between creating the file and knowing that
         raise
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
     with naming(path, "sync the folder of"):
         sync_folder(path.parent)
 
@@ -206,25 +205,21 @@ def swap_folder(part: Path, path: Path, *, overwrite: bool) -> None:
     A kill between the two renames leaves both folders complete under recognisable names; the rerun finds
     every shard done and ends it.
     """
+    old = path.with_name(part.name + "-old")
     with naming(path, "rename the finished folder to"):
-        old = None
         if os.path.lexists(path):
             if not overwrite:
-                raise WCodecError(
-                    "exists now, it did not before", file=path, mend="pass --force to replace it"
-                )
-            old = path.with_name(part.name + "-old")
+                raise _appeared(path)
             remove(old)
             path.rename(old)
         try:
             part.rename(path)
         except BaseException:
-            if old is not None:
+            if old.exists() and not path.exists():
                 old.rename(path)
             raise
         sync_folder(path.parent)
-        if old is not None:
-            remove(old)
+        remove(old)
 
 
 def remove(path: Path) -> None:

@@ -226,11 +226,11 @@ def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
 
     After an exception it goes away, unless `keep` is set and it holds finished shards for the next run.
     """
-    part = part_path(destination)
-    with naming(destination, "write"):
-        part.mkdir(exist_ok=True)
-        fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    part, fd = part_path(destination), -1
     try:
+        with naming(destination, "write"):
+            part.mkdir(exist_ok=True)
+            fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         lock(fd, destination)
         try:
             yield part
@@ -238,8 +238,13 @@ def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
             if not (keep and _progress(part).files):
                 remove(part)
             raise
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.rmdir()  # only if it is empty: nobody's work
+        raise
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _progress(part: Path) -> Manifest:

@@ -86,14 +86,14 @@ class PackedFile:
         self.header = parse_header(file)
         self._data = file.read_at(0, file.size)  # one mapping for all tensors: systems limit their number
         stored = {entry.name: entry for entry in self.header.entries}
+        if RECORD_NAME not in stored:
+            raise UnsupportedError(
+                "is not a packed file", file=self.path, mend="`wcodec pack` makes one of a safetensors file"
+            )
         if self.header.file_size != self.header.data_end:
             extra = self.header.file_size - self.header.data_end
             raise MalformedError(
                 f"{extra} bytes follow the last tensor", file=self.path, mend="copy it again"
-            )
-        if RECORD_NAME not in stored:
-            raise UnsupportedError(
-                "is not a packed file", file=self.path, mend="`wcodec pack` makes one of a safetensors file"
             )
         self.record = SourceRecord.parse(self._bytes(stored.pop(RECORD_NAME)), file=self.path)
         self.source = parse_header(_OriginalHead(self.path, self.record))

@@ -1,0 +1,90 @@
+"""``wcodec info``: the table a person reads and the JSON a program reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.container.weightfiles import build, mixed, write
+from wcodec.bits import digest
+from wcodec.cli import main
+from wcodec.container import pack_directory, pack_file
+from wcodec.container.describe import describe
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, ["info", *map(str, args)])
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    pack_file(write(tmp_path / "a.safetensors", mixed()), tmp_path / "p.safetensors")
+    return tmp_path / "p.safetensors"
+
+
+def test_json(packed: Path) -> None:
+    done = run(packed, "--format", "json")
+    assert done.exit_code == 0
+    document = json.loads(done.stdout)
+    assert document["schema"] == "wcodec.info/1"
+    assert document["kind"] == "packed file"
+    source = build(mixed())
+    assert document["sources"] == [
+        {
+            "file": "p.safetensors",
+            "bytes": len(source),
+            "xxh3_128": digest(source).hex(),
+            "tool": document["sources"][0]["tool"],
+        }
+    ]
+    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
+    assert tensors.keys() == mixed().keys()
+    for name, (dtype, shape, data) in mixed().items():
+        found = tensors[name]
+        assert (found["dtype"], found["shape"], found["bytes"]) == (dtype, list(shape), len(data))
+        assert found["xxh3_128"] == digest(data).hex()
+    assert tensors["embed"]["format"] == "bf16-w12"
+    assert tensors["embed"]["bits_per_weight"] == 8 * tensors["embed"]["stored_bytes"] / (250 * 128)
+    assert tensors["norm"]["format"] == "stored"
+    assert tensors["fp4"]["bits_per_weight"] == 4
+    assert tensors["none"]["bits_per_weight"] is None
+    totals = document["totals"]
+    assert totals["tensors"] == 15
+    assert totals["packed_tensors"] == 4
+    assert totals["stored_bytes"] == sum(tensor["stored_bytes"] for tensor in tensors.values())
+    assert totals["ratio"] == totals["stored_bytes"] / totals["bytes"]
+
+
+def test_table(packed: Path) -> None:
+    done = run(packed)
+    assert done.exit_code == 0
+    for text in ("embed", "bf16-w12", "250 × 128", "höher/名前", "15 tensors, 4 packed", "scalar"):
+        assert text in done.stdout
+
+
+def test_a_packed_directory(tmp_path: Path, packed: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("1", "2"):
+        write(folder / f"{name}.safetensors", mixed(int(name)))
+    pack_directory(folder, tmp_path / "out")
+    found = describe(tmp_path / "out")
+    assert found.kind == "packed directory"
+    assert [source.file for source in found.sources] == ["1.safetensors", "2.safetensors"]
+    assert found.totals["tensors"] == 30
+    assert "30 tensors, 8 packed" in run(tmp_path / "out").stdout
+
+
+def test_what_is_not_packed(tmp_path: Path, packed: Path) -> None:
+    found = describe(tmp_path / "a.safetensors")
+    assert not found.packed
+    assert {tensor.format for tensor in found.tensors} == {"stored"}
+    assert "15 tensors" in run(tmp_path / "a.safetensors").stdout
+    (tmp_path / "nothing").write_bytes(b"")
+    for name in ("nothing", "missing"):
+        done = run(tmp_path / name)
+        assert done.exit_code == 2
+        assert done.stderr.count("\n") == 1

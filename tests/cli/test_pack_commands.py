@@ -1,0 +1,197 @@
+"""``wcodec pack``, ``unpack`` and ``verify`` as a shell sees them: exit status, streams, signals."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.container.weightfiles import gaussian, mixed, write
+from wcodec.cli import main
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "a.safetensors", mixed(), metadata={"format": "pt"}, trailing=b"x")
+
+
+def test_the_round_trip(tmp_path: Path, source: Path) -> None:
+    packed, back = tmp_path / "p.safetensors", tmp_path / "b.safetensors"
+    done = run("pack", source, packed)
+    assert done.exit_code == 0
+    assert "4 of 15 tensors packed" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+    done = run("verify", packed, "--against", source)
+    assert done.exit_code == 0
+    assert f"exact, same as {source}" in done.stdout
+    assert run("unpack", packed, back, "--workers", "1").exit_code == 0
+    assert back.read_bytes() == source.read_bytes()
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / ".git").mkdir(parents=True)
+    for i in range(2):
+        write(folder / f"{i}.safetensors", mixed(i))
+    done = run("pack", folder, tmp_path / "packed")
+    assert done.exit_code == 0
+    assert "2 files, 8 of 30 tensors packed" in done.stdout
+    assert done.stderr == "wcodec: .git is left out: it is not part of the model\n"
+    assert run("pack", folder, tmp_path / "packed", "--force", "--quiet").stderr == ""
+    assert "2 files" in run("verify", tmp_path / "packed").stdout
+    (folder / ".git").rmdir()
+    assert run("verify", tmp_path / "packed", "--against", folder).exit_code == 0
+    assert run("unpack", tmp_path / "packed", tmp_path / "back").exit_code == 0
+    assert (tmp_path / "back" / "1.safetensors").read_bytes() == (folder / "1.safetensors").read_bytes()
+
+
+def test_verify_tells_different_from_malformed(tmp_path: Path, source: Path) -> None:
+    packed = tmp_path / "p.safetensors"
+    run("pack", source, packed)
+    good = packed.read_bytes()
+    start = 8 + int.from_bytes(good[:8], "little")
+    data = bytearray(good)
+    data[start + 5] ^= 1  # a low byte of the first blob
+    packed.write_bytes(data)
+    done = run("verify", packed)
+    assert done.exit_code == 1
+    assert "tensor 'embed'" in done.stdout
+    assert "DIFFERENT" in done.stdout
+    done = run("unpack", packed, tmp_path / "b")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("wcodec: error: ")
+    assert "tensor 'embed'" in done.stderr
+    packed.write_bytes(good[:-1])
+    done = run("verify", packed)
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert names(tmp_path) == {"a.safetensors", "p.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("change", "where"), [(20, "header"), (-1, "after the last tensor"), (-5000, "in tensor")]
+)
+def test_verify_against_another_file(tmp_path: Path, source: Path, change: int, where: str) -> None:
+    packed, other = tmp_path / "p.safetensors", tmp_path / "o.safetensors"
+    run("pack", source, packed)
+    data = bytearray(source.read_bytes())
+    data[change] ^= 1
+    other.write_bytes(data)
+    done = run("verify", packed, "--against", other)
+    assert done.exit_code == 1
+    assert where in done.stdout
+    for cut in (data[:-1], data + b"x"):
+        cut[change] ^= 1
+        other.write_bytes(cut)
+        assert run("verify", packed, "--against", other).exit_code == 1
+    assert run("verify", packed, "--against", tmp_path / "missing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("pack", "a.gguf", "p"), "convert it to safetensors"),
+        (("pack", "missing.safetensors", "p"), "does not exist"),
+        (("pack", "a.safetensors", "a.safetensors"), "source itself"),
+        (("pack", "a.safetensors", "there"), "already exists"),
+        (("pack", "a.safetensors", "no/where"), "create it first"),
+        (("unpack", "a.safetensors", "p"), "not a packed file"),
+        (("verify", "a.safetensors"), "not a packed file"),
+        (("pack", "a.safetensors", "p", "--workers", "0"), "--workers"),
+        (("pack", "a.safetensors"), "DST"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_2(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    (tmp_path / "there").write_bytes(b"old")
+    before = names(tmp_path)
+    done = run(*args)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert names(tmp_path) == before
+    assert (tmp_path / "there").read_bytes() == b"old"
+
+
+def start(*args: object, **how: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "wcodec", *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_signals_leave_nothing(tmp_path: Path, number: int, status: int) -> None:
+    """The signal comes while the temp file is there; the old destination stays."""
+    source = write(tmp_path / "a.safetensors", {f"w{i}": gaussian((1024, 2048), i) for i in range(24)})
+    (tmp_path / "p").write_bytes(b"old")
+    process = start("pack", source, tmp_path / "p", "--force")
+    part = tmp_path / ".p.wcodec-part"
+    deadline = time.monotonic() + 60
+    while not part.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    if process.returncode == 0:  # it was faster than the signal
+        assert part.exists() is False
+        return
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert names(tmp_path) == {"a.safetensors", "p"}
+    assert (tmp_path / "p").read_bytes() == b"old"
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.safetensors", {"w": gaussian((1024, 1024))})
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    process = start(
+        "pack", source, tmp_path / "p", preexec_fn=limit, env={**os.environ, "NUMBA_DISABLE_JIT": "0"}
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "p: cannot write: File too large" in errors
+    assert errors.count("\n") == 1
+    assert names(tmp_path) == {"a.safetensors"}
+
+
+def test_pack_needs_no_torch_and_imports_it_never(tmp_path: Path, source: Path) -> None:
+    code = (
+        "import sys; from wcodec.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert not {'torch', 'matplotlib', 'dask'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "pack", str(source), str(tmp_path / "p")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["pack", "unpack", "verify", "info"])
+def test_help_teaches_by_example(name: str) -> None:
+    done = run(name, "--help")
+    assert done.exit_code == 0
+    assert f"wcodec {name} " in done.stdout.partition("Examples:")[2]
