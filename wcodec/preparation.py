@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from wcodec.bits import digest
@@ -192,34 +193,35 @@ def _upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _pack(source: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """Return the blob of `source` on its device; `given` is where the caller holds the same bits."""
+    """Return the blob of `source` on its own device; `given` is where the caller holds the same bits."""
     import torch
 
-    if source.dtype != torch.bfloat16:
-        return _raw_blob(source)
-    if source.device.type == "cpu":
+    if source.dtype == torch.bfloat16 and source.device.type == "cpu":
         return torch.from_numpy(encode(source).blob)
-    from wcodec.kernels.pack import make_plan, pack
+    with ThreadPoolExecutor(1) as pool:
+        # The host hashes while the copy and the packer run; of weights that lie on the GPU, the packer's
+        # own copy back is hashed.
+        on_host = given.device.type == "cpu"
+        pending = pool.submit(lambda: digest(_host_bits(given))) if on_host else None
+        if source.dtype == torch.bfloat16:
+            from wcodec.kernels.pack import make_plan, pack
 
-    plan = make_plan(source)
-    if source.numel() and Bf16W12().blob_bytes(plan, 0) < source.nbytes:
-        known = digest(_host_bits(given)) if given.device.type == "cpu" else None
-        blob = pack(source, plan=plan, digest=known)
-        if blob.numel() < source.nbytes:
-            return blob
-    return _raw_blob(source)
+            plan = make_plan(source)
+            if source.numel() and Bf16W12().blob_bytes(plan, 0) < source.nbytes:
+                blob = pack(source, plan=plan, digest=pending.result() if pending else None)
+                if blob.numel() < source.nbytes:
+                    return blob
+        return _raw_blob(source, pending.result() if pending else digest(_host_bits(source)))
 
 
-def _raw_blob(source: torch.Tensor) -> torch.Tensor:
+def _raw_blob(source: torch.Tensor, known: bytes) -> torch.Tensor:
     """Return the ``raw`` blob of a tensor on its own device."""
     import torch
 
     dtype = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[source.dtype]
     shape = tuple(source.shape)
     body = source.contiguous().view(-1).view(torch.uint8)
-    footer = Footer(
-        Raw.code, Raw.version, dtype, shape, max(len(shape) - 1, 0), bytes(8), 0, digest(_host_bits(source))
-    )
+    footer = Footer(Raw.code, Raw.version, dtype, shape, max(len(shape) - 1, 0), bytes(8), 0, known)
     blob = torch.empty(blob_bytes(body.numel(), len(shape)), dtype=torch.uint8, device=source.device)
     blob[: body.numel()] = body
     tail = torch.frombuffer(bytearray(tail_bytes(body.numel(), footer)), dtype=torch.uint8)
