@@ -15,6 +15,7 @@ from wcodec.analysis.grouping import Logical, group
 from wcodec.analysis.report import Coverage, Report, SourceReport, TensorReport
 from wcodec.analysis.scan import Scan, ScanTask, scan
 
+from wcodec.errors import UnsupportedError
 from wcodec.readers import Source, TensorInfo, open_source
 
 PathLike = str | os.PathLike[str]
@@ -22,6 +23,8 @@ Found = tuple[Logical, tuple[TensorInfo, ...]]
 
 #: Small tensors share a task until it has this many bytes: a task costs about as much as reading 1 MB.
 TASK_BYTES = 32 << 20
+#: Tensor that only packed files have (``docs/container.md`` section 2).
+PACKED_MARK = "__wcodec__.header"
 
 
 def analyze(
@@ -92,6 +95,12 @@ def analyze(
 def _logical(source: Source) -> list[Found]:
     """The source's logical tensors with their parts."""
     by_name = {tensor.name: tensor for tensor in source.tensors}
+    if PACKED_MARK in by_name:
+        raise UnsupportedError(
+            "is packed already",
+            file=source.path,
+            mend="`wcodec info` shows what it holds",
+        )
     return [(each, tuple(by_name[name] for name in each.parts)) for each in group(source.tensors)]
 
 

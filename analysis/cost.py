@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from wcodec.errors import UnsupportedError
+from wcodec.units import duration, percent
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,8 @@ def judge(*, nbytes: int, packed_bytes: int, format: str, leave_reason: str, gpu
     if format == "raw":
         return Verdict("leave", leave_reason, 0, before, before)
     saved = nbytes - packed_bytes
-    reason = (
-        f"{saved / nbytes:.1%} fewer bytes, {before - after:.3g} µs less per read at {gpu.name}'s roofline"
-    )
+    faster = duration(before - after)
+    reason = f"{percent(saved / nbytes)} fewer bytes, {faster} less per read at {gpu.name}'s roofline"
     return Verdict("pack", reason, saved, before, after)
 
 

@@ -132,8 +132,8 @@ def sparkline(counts: Sequence[int], width: int = 16) -> str:
     if not any(counts):
         return ""
     values = np.asarray(counts, np.float64)
-    last = int(np.flatnonzero(values > 0)[-1])
-    # Large exponents matter: the window of values that people know ends near the largest weight.
-    shown = values[max(0, last + 1 - width) : last + 1]
+    below = np.concatenate([np.zeros(1), np.cumsum(values)])
+    start = int(np.argmax(below[width:] - below[:-width])) if values.size > width else 0
+    shown = values[start : start + width]
     heights = np.log1p(shown) / np.log1p(shown.max())
     return "".join(" ▁▂▃▄▅▆▇█"[round(height * 8)] for height in heights)

@@ -27,6 +27,7 @@ from wcodec.analysis.report import Exceptions, Window
 
 from wcodec.readers.base import CHUNK, TensorInfo
 from wcodec.readers.bytefile import Bytes
+from wcodec.units import percent
 
 I64 = npt.NDArray[np.int64]
 
@@ -160,7 +161,7 @@ def _scan_bf16(tensor: TensorInfo, sample_bytes: int | None) -> Scan:
         views = (tile.view("<u2").reshape(-1, columns) for tile in tiles)
         size = packing.blob_bytes(plan, sum(packing.count_overflow(view, plan) for view in views))
     if size >= tensor.nbytes:
-        return replace(left, leave_reason=f"{missed:.1%} of its weights are outside the best window")
+        return replace(left, leave_reason=f"{percent(missed)} of its weights are outside the best window")
     return replace(
         left,
         format=packing.id,

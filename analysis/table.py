@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 #: Characters that a tensor's name gets before columns are dropped for it.
-NAME_WIDTH = 34
+NAME_WIDTH = 46
 #: Rows that are left as they are and hold less than this part of the bytes are summed up in one line.
 MINOR = 0.01
 ALWAYS = 99

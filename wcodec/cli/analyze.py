@@ -120,8 +120,10 @@ def _check_target(target: Path, paths: tuple[str, ...]) -> None:
 
 
 def _is_report(target: Path) -> bool:
-    # A report that an earlier run left inside the directory is no input.
-    return target.suffix.lower() in (".json", ".csv", ".html", ".htm", ".png", ".txt")
+    """Whether an earlier run wrote the file: then it is no input, although it lies among them."""
+    with target.open("rb") as file:
+        head = file.read(1024)
+    return b"wcodec" in head or head.startswith(b"name,file,dtype,kind,")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ rich is imported when something is printed, not when a command is defined.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -43,7 +42,7 @@ def _console(stream: Any) -> Console:
             raise BrokenPipeError  # `wcodec.cli` ends the process the way shells expect
 
     # A pipe has no width: cutting names to 80 columns would lose them for grep.
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 1_000
+    width = None if stream.isatty() else 10_000
     return PipeAwareConsole(file=stream, highlight=False, width=width, soft_wrap=False)
 
 
