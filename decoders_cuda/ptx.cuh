@@ -77,12 +77,25 @@ WC_DEVICE u32x4 load_once(const void* p) {
     return v;
 }
 
+WC_DEVICE u32 load_once_word(const void* p) {
+    u32 v;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 // A read-only word, cached in L1.
 WC_DEVICE u32 load_word(const u32* p) {
     u32 v;
     asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
+
+// Hides how a value came about, so that it stays in a register instead of being computed again in a loop.
+template <typename T>
+WC_DEVICE void keep(T*& v) {
+    asm volatile("" : "+l"(v));
+}
+WC_DEVICE void keep(u32& v) { asm volatile("" : "+r"(v)); }
 
 // Shared-memory address of a pointer into shared memory.
 WC_DEVICE u32 smem_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
@@ -95,9 +108,16 @@ WC_DEVICE u32x4 load_smem(u32 address) {
     return v;
 }
 
-// Asynchronous 16-byte copy to shared memory past L1; bytes at and after `valid` (0 … 16) are zero-filled.
-WC_DEVICE void copy_async(u32 smem, const void* global, u32 valid = 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid) : "memory");
+WC_DEVICE u32 load_smem_word(u32 address) {
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+
+// Asynchronous 16-byte copy to shared memory past L1; zeros where not `valid`.
+WC_DEVICE void copy_async(u32 smem, const void* global, bool valid = true) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
 }
 
 WC_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -1,0 +1,263 @@
+// out = x · Wᵀ (+ bias) for up to 32 tokens: W in bricks, x and out BF16, sums in FP32. mma.sync, sm_80 and newer.
+//
+// A CTA computes WC_ROW_WARPS × WC_QUARTERS × 16 rows of W for all tokens; its WC_K_WARPS groups of warps deal the
+// 64-column chunks of K among themselves, and one reduction in a fixed order joins their sums at the end, so the same
+// input gives the same bits. A warp decodes quarters of bricks into the A operand, patches applied: the product is that
+// of the original weights. Tokens are the columns of B, read by ldmatrix from shared memory.
+//
+// WC_REGISTER_RING 1: each warp keeps WC_STAGES chunks of weights in flight in registers, x beside them in shared
+//   memory, two slots per stage: the load of the next chunk starts when the weights are decoded, before x is read.
+//   Few instructions; best where one wave of CTAs covers W and x is small.
+// WC_REGISTER_RING 0: weights and x in WC_STAGES slots of shared memory, filled by cp.async; the WC_ROW_WARPS warps of
+//   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
+//
+// Other macros: WC_TOKENS (1, 8, 16, 24 or 32: tokens at most), WC_MIN_CTAS (per SM, bounds the registers), WC_DECODER
+// (0 bf16-w12, 1 uncompressed bricks), WC_OUT_F32 (1: out is FP32), WC_DUMP (1, for tests: instead of the product, out
+// gets the decoded A operands in the order of uncompressed bricks).
+// Launch: grid = ceil(rows / rows per CTA), block = 32 × WC_K_WARPS × WC_ROW_WARPS, shared memory as below.
+// x: rows of ldx elements, ldx a multiple of 8, 16-byte aligned; up to the next multiple of 8, zeros follow `cols`.
+#include "sm80_gemv_parts.cuh"
+
+using namespace wc;
+
+namespace {
+
+constexpr u32 kTokens = WC_TOKENS, kKWarps = WC_K_WARPS, kRowWarps = WC_ROW_WARPS, kQuarters = WC_QUARTERS;
+constexpr u32 kStages = WC_STAGES;
+constexpr bool kRegisterRing = WC_REGISTER_RING;
+
+#if WC_DECODER == 0
+using Decoder = gemv::Bf16W12;
+#else
+using Decoder = gemv::Bf16;
+#endif
+#if WC_OUT_F32
+using Out = float;
+#else
+using Out = u16;
+#endif
+
+constexpr u32 kWarps = kKWarps * kRowWarps;
+constexpr u32 kThreads = 32 * kWarps;
+constexpr u32 kRows = kRowWarps * kQuarters * gemv::kQuarterRows;
+constexpr u32 kTokenTiles = (kTokens + 7) / 8;
+constexpr u32 kPlanes = Decoder::kPlanes;
+constexpr u32 kQuarterBytes = kPlanes * gemv::kPlaneBytes;
+constexpr u32 kPatchOffset = gemv::kTile / gemv::kQuarterRows * kQuarterBytes;
+
+// Who shares x: a warp alone, or the row warps of one K group.
+constexpr u32 kXWarps = kRegisterRing ? 1 : kRowWarps;
+constexpr u32 kXOwners = kWarps / kXWarps;
+constexpr u32 kXSlots = kRegisterRing ? 2 * kStages : kStages;
+constexpr u32 kXSlotBytes = kTokens * 128;
+constexpr u32 kXRowsPerCopy = 4 * kXWarps;
+constexpr u32 kXCopies = (kTokens + kXRowsPerCopy - 1) / kXRowsPerCopy;
+
+constexpr u32 kWeightSlotBytes = kRegisterRing ? 0 : kQuarters * (kQuarterBytes + Decoder::kPatchBytes);
+constexpr u32 kWeightsOffset = kXOwners * kXSlots * kXSlotBytes;
+
+// Partial sums overlay what their warp alone has used: [quarter][token][row], rows padded against bank conflicts.
+constexpr u32 kSumStride = 20;
+constexpr u32 kSumFloats = kQuarters * kTokens * kSumStride;
+constexpr u32 kSumOffset = kRegisterRing ? 0 : kWeightsOffset;
+constexpr u32 kSumPitch = (kRegisterRing ? kXSlots * kXSlotBytes : kStages * kWeightSlotBytes) / 4;
+
+static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
+static_assert(gemv::kTile % (kQuarters * gemv::kQuarterRows) == 0, "a warp's quarters lie in one brick");
+static_assert(kStages >= (kRegisterRing ? 1 : 2), "WC_STAGES");
+static_assert(kSumFloats <= kSumPitch, "partial sums overlay the ring");
+static_assert(kXWarps == 1 || kKWarps <= 15, "one named barrier per K group beside the CTA's");
+
+WC_DEVICE void sync_sharers(u32 group) {
+    if constexpr (kXWarps == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(32 * kXWarps) : "memory");
+    }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
+    sm80_gemv(const u8* __restrict__ bricks, const u32* __restrict__ overflow, u32 table_lo, u32 table_hi,
+              const u16* __restrict__ x, u32 ldx, const u16* __restrict__ bias, Out* __restrict__ out, u32 ldo, u32 rows,
+              u32 cols, u32 tokens) {
+    extern __shared__ __align__(128) u8 smem[];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 group = warp / kRowWarps, row_warp = warp % kRowWarps;
+    const u32 chunks = ceil_div(cols, gemv::kTile);
+    const u32 shared = smem_address(smem);
+    const Decoder decoder = {{table_lo, table_hi}, overflow};
+
+    // Weights: this warp's quarters of every kKWarps-th brick of its row tile.
+    u32 quarter = (blockIdx.x * kRowWarps + row_warp) * kQuarters;
+    if constexpr (kRows > gemv::kTile) quarter = min(quarter, ceil_div(rows, gemv::kTile) * 4 - kQuarters);
+    const u8* const brick = bricks + static_cast<u64>(quarter / 4 * chunks + group) * Decoder::kBrickBytes;
+    const u8* plane_load = brick + quarter % 4 * kQuarterBytes + lane * 16;
+    // A ring in registers keeps one word of the patch word per lane; one in shared memory gets it from one lane.
+    const u8* patch_load = brick + kPatchOffset + quarter % 4 * Decoder::kPatchBytes +
+                           (kRegisterRing ? lane % 4 * 4 : lane * 16);
+    const u32 weight_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + lane * 16;
+    const u32 patch_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + kQuarters * kQuarterBytes +
+                            lane % 4 * 4;
+
+    // x: 16-byte units of 8 columns, swizzled within a token's 128 bytes so that ldmatrix meets no bank conflict.
+    const u32 x_slots = shared + (kRegisterRing ? warp : group) * kXSlots * kXSlotBytes;
+    const u32 x_thread = kXWarps == 1 ? lane : row_warp * 32 + lane;
+    const u32 x_token = x_thread / 8, x_unit = x_thread % 8;
+    u32 x_store = x_slots + x_token * 128 + (x_unit ^ x_token % 8) * 16;
+    const u16* x_load = x + static_cast<u64>(x_token) * ldx + group * gemv::kTile + x_unit * 8;
+    const u32 matrix_row = kTokens == 1 ? 0 : lane % 8;
+    u32 x_matrix = x_slots + matrix_row * 128 + (lane / 8 ^ matrix_row) * 16;
+
+    keep(plane_load);
+    keep(patch_load);
+    keep(x_load);
+    keep(x_store);
+    keep(x_matrix);
+
+    u32x4 planes[kRegisterRing ? kStages : 1][kQuarters][kPlanes];
+    u32 patches[kRegisterRing ? kStages : 1][kQuarters];
+
+    u32 base = group;  // the pointers, and `ahead` in chunks of this warp, count from chunk `base`
+
+    const auto fill_x = [&](u32 slot, u32 ahead) {
+        const bool valid = (base + ahead * kKWarps) * gemv::kTile + x_unit * 8 < cols;
+        WC_UNROLL
+        for (u32 i = 0; i < kXCopies; ++i) {
+            // Four tokens further the swizzle flips bit 2 of the unit.
+            const u32 flip = kXRowsPerCopy % 8 == 0 ? 0 : i % 2 * 64;
+            if (x_token + i * kXRowsPerCopy < (kTokens == 1 ? 1 : tokens)) {
+                copy_async((x_store ^ flip) + slot * kXSlotBytes + i * kXRowsPerCopy * 128,
+                           x_load + ahead * kKWarps * gemv::kTile + static_cast<u64>(i * kXRowsPerCopy) * ldx, valid);
+            }
+        }
+    };
+    const auto fill = [&](u32 stage, u32 x_slot, u32 ahead) {
+        if (base + ahead * kKWarps < chunks) {
+            constexpr u32 kStride = kKWarps * Decoder::kBrickBytes;
+            WC_UNROLL
+            for (u32 q = 0; q < kQuarters; ++q) {
+                WC_UNROLL
+                for (u32 p = 0; p < kPlanes; ++p) {
+                    const u8* plane = plane_load + ahead * kStride + q * kQuarterBytes + p * gemv::kPlaneBytes;
+                    if constexpr (kRegisterRing) {
+                        planes[stage][q][p] = load_once(plane);
+                    } else {
+                        copy_async(weight_slots + stage * kWeightSlotBytes + (q * kPlanes + p) * gemv::kPlaneBytes, plane);
+                    }
+                }
+                if constexpr (kRegisterRing && Decoder::kPatchBytes != 0) {
+                    patches[stage][q] = load_once_word(patch_load + ahead * kStride + q * Decoder::kPatchBytes);
+                }
+            }
+            if constexpr (!kRegisterRing && Decoder::kPatchBytes != 0) {
+                if (lane < kQuarters) {
+                    copy_async(weight_slots + stage * kWeightSlotBytes + kQuarters * kQuarterBytes,
+                               patch_load + ahead * kStride);
+                }
+            }
+            fill_x(x_slot, ahead);
+        }
+        copy_commit();
+    };
+
+    constexpr u32 kAhead = kRegisterRing ? kStages : kStages - 1;
+    WC_UNROLL
+    for (u32 stage = 0; stage < kAhead; ++stage) fill(stage, stage, stage);
+
+    float sums[kQuarters][kTokenTiles][4] = {};
+    u32 half = 0;  // register ring: which half of the x slots is being read
+    WC_NO_UNROLL
+    for (; base < chunks; base += kStages * kKWarps) {
+        WC_UNROLL
+        for (u32 stage = 0; stage < kStages; ++stage) {
+            if (stage > 0 && base + stage * kKWarps >= chunks) break;
+            copy_wait<kAhead - 1>();
+            sync_sharers(group);
+            if constexpr (!kRegisterRing) fill((stage + kAhead) % kStages, (stage + kAhead) % kStages, stage + kAhead);
+            const u32 x_slot = x_matrix + (half + stage) * kXSlotBytes;
+            WC_UNROLL
+            for (u32 q = 0; q < kQuarters; ++q) {
+                u32 a[16];
+                if constexpr (kRegisterRing) {
+                    decoder.decode(a, planes[stage][q], patches[stage][q], lane);
+                    if (q == kQuarters - 1) fill(stage, kStages - half + stage, stage + kAhead);
+                } else {
+                    u32x4 loaded[kPlanes];
+                    WC_UNROLL
+                    for (u32 p = 0; p < kPlanes; ++p) {
+                        loaded[p] = load_smem(weight_slots + stage * kWeightSlotBytes + (q * kPlanes + p) * gemv::kPlaneBytes);
+                    }
+                    u32 patch = 0;
+                    if constexpr (Decoder::kPatchBytes != 0) {
+                        patch = load_smem_word(patch_slots + stage * kWeightSlotBytes + q * Decoder::kPatchBytes);
+                    }
+                    decoder.decode(a, loaded, patch, lane);
+                }
+#if WC_DUMP
+                const u32 index = (quarter / 4 * chunks + base + stage * kKWarps) * 4 + quarter % 4 + q;
+                for (u32 r = 0; r < 16; ++r) {
+                    reinterpret_cast<u32*>(out)[index * 512 + r / 4 * 128 + lane * 4 + r % 4] = a[r];
+                }
+#endif
+                WC_UNROLL
+                for (u32 pair = 0; pair < 2; ++pair) {  // two steps: 32 columns
+                    WC_UNROLL
+                    for (u32 tile = 0; tile < kTokenTiles; ++tile) {
+                        u32 b[4];
+                        ldmatrix_x4(b, (x_slot ^ pair * 64) + tile * 1024);
+                        mma_m16n8k16(sums[q][tile], a + 8 * pair, b[0], b[1]);
+                        mma_m16n8k16(sums[q][tile], a + 8 * pair + 4, b[2], b[3]);
+                    }
+                }
+            }
+        }
+        if constexpr (kRegisterRing) half = kStages - half;
+        plane_load += kStages * kKWarps * Decoder::kBrickBytes;
+        patch_load += kStages * kKWarps * Decoder::kBrickBytes;
+        x_load += kStages * kKWarps * gemv::kTile;
+    }
+
+#if WC_DUMP
+    return;
+#endif
+    copy_wait<0>();
+    __syncwarp();
+    float* const partial = reinterpret_cast<float*>(smem + kSumOffset);
+    float* const mine = partial + warp * kSumPitch + lane / 4;
+    WC_UNROLL
+    for (u32 q = 0; q < kQuarters; ++q) {
+        WC_UNROLL
+        for (u32 tile = 0; tile < kTokenTiles; ++tile) {
+            const u32 token = tile * 8 + lane % 4 * 2;
+            float* const d = mine + (q * kTokens + token) * kSumStride;
+            if (kTokens > 1 || token == 0) {
+                d[0] = sums[q][tile][0];
+                d[8] = sums[q][tile][2];
+            }
+            if (kTokens > 1) {
+                d[kSumStride] = sums[q][tile][1];
+                d[kSumStride + 8] = sums[q][tile][3];
+            }
+        }
+    }
+    __syncthreads();
+    WC_NO_UNROLL
+    for (u32 i = threadIdx.x; i < kRows * kTokens; i += kThreads) {
+        const u32 r = i % 16, token = i / 16 % kTokens, q = i / 16 / kTokens;
+        const u32 row = blockIdx.x * kRows + q * 16 + r;
+        if (row >= rows || token >= tokens) continue;
+        const float* const column = partial + q / kQuarters * kSumPitch +
+                                    (q % kQuarters * kTokens + token) * kSumStride + r;
+        float sum = 0.0f;
+        WC_UNROLL
+        for (u32 k = 0; k < kKWarps; ++k) sum += column[k * kRowWarps * kSumPitch];
+        if (bias != nullptr) sum += f32_from_bf16(bias[row]);
+        if constexpr (sizeof(Out) == 4) {
+            out[static_cast<u64>(token) * ldo + row] = sum;
+        } else {
+            out[static_cast<u64>(token) * ldo + row] = bf16(sum);
+        }
+    }
+}

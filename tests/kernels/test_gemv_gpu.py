@@ -1,0 +1,212 @@
+"""The small-m product on the GPU: exact weights, whatever their bits, at every m and every odd shape."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.gemv_instances import EXAMPLES
+from tests.kernels.matrices import Bits, all_patterns, few_exceptions, gaussian, half_zero, only_exceptions
+from wcodec.codec import encode
+from wcodec.cuda.module import load
+from wcodec.errors import WCodecError
+from wcodec.kernels.gemm import Bricks
+from wcodec.kernels.gemv import LAYOUT, SOURCE, Gemv, GemvConfig
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+POISON = 0x7FC1  # a NaN that no product gives
+
+
+def bits_of(t: Any) -> Bits:
+    bits: Bits = t.view(torch.int16).cpu().numpy().view(np.uint16)
+    return bits
+
+
+def on_gpu(bits: Bits) -> Any:
+    return torch.from_numpy(bits.view(np.int16).copy()).cuda().view(torch.bfloat16)
+
+
+class Matrix:
+    """A matrix on the GPU, packed and as uncompressed bricks of the same order."""
+
+    def __init__(self, bits: Bits) -> None:
+        self.bits = bits
+        self.rows, self.cols = bits.shape
+        packed = encode(bits, format="bf16-w12")
+        self._blobs = {"bf16-w12": torch.from_numpy(np.asarray(packed.blob).copy()).cuda()}
+        self.bricks = {"bf16-w12": Bricks.of(packed, self._blobs["bf16-w12"].data_ptr())}
+        self._blobs["bf16"] = torch.from_numpy(plain_bricks(bits)).cuda()
+        self.bricks["bf16"] = Bricks(self._blobs["bf16"].data_ptr(), 0, (0, 0), self.rows, self.cols)
+
+    def product(self, config: GemvConfig, x: Any, bias: Any = None) -> Any:
+        """Run one instance into a poisoned output with a guard row and column around."""
+        m, stride = x.shape[0], x.stride(0)
+        dtype = torch.float32 if config.out_f32 else torch.bfloat16
+        out = torch.full((m + 1, self.rows + 3), float("nan"), device="cuda", dtype=dtype)
+        run = Gemv(config, self.bricks[config.decoder], m, 0)
+        stream = torch.cuda.current_stream().cuda_stream
+        run(
+            stream,
+            x.data_ptr(),
+            stride,
+            out.data_ptr(),
+            out.stride(0),
+            bias=0 if bias is None else bias.data_ptr(),
+        )
+        assert out[m].isnan().all()
+        assert out[:, self.rows :].isnan().all()
+        return out[:m, : self.rows].contiguous()
+
+
+def lone_patterns() -> Bits:
+    """Row r holds pattern r and zeros."""
+    bits = np.zeros((65536, 64), np.uint16)
+    rows = np.arange(65536)
+    bits[rows, rows * 37 % 64] = rows
+    return bits
+
+
+def plain_bricks(bits: Bits) -> np.ndarray:
+    """Uncompressed bricks: fragment order, 2 bytes per weight, plane j = step j."""
+    rows, cols = (-(-n // 64) for n in bits.shape)
+    whole = np.zeros((rows * 64, cols * 64), np.uint16)
+    whole[: bits.shape[0], : bits.shape[1]] = bits
+    axes = whole.reshape(rows, 4, 2, 8, cols, 4, 2, 4, 2)  # tile, quarter, +8, g | tile, step, +8, t, pair
+    return np.ascontiguousarray(axes.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)).view(np.uint8).reshape(-1)
+
+
+@functools.cache
+def matrix(name: str) -> Matrix:
+    return Matrix(
+        {
+            "patterns": all_patterns,
+            "lone patterns": lone_patterns,
+            "gaussian": lambda: gaussian(256, 1024),
+            "few": lambda: few_exceptions(192, 512),
+            "half": lambda: half_zero(160, 448),
+            "only": lambda: only_exceptions(128, 256),
+        }[name]()
+    )
+
+
+def padded(x: Any) -> Any:
+    """Copy x so that its rows start on 16 bytes, zeros after them."""
+    m, k = x.shape
+    wide = torch.zeros(m, k + -k % 8, device="cuda", dtype=torch.bfloat16)
+    wide[:, :k] = x
+    return wide
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("weights", ["few", "half", "only"])
+def test_one_hot_tokens_read_every_weight_back(name: str, weights: str) -> None:
+    config = EXAMPLES[name]
+    w = matrix(weights)
+    want = w.bits.T.copy()
+    want[want == 0x8000] = 0  # −0 + 0 is +0
+    got = np.empty_like(want)
+    for first in range(0, w.cols, config.tokens):
+        m = min(config.tokens, w.cols - first)
+        x = torch.zeros(m, w.cols, device="cuda", dtype=torch.bfloat16)
+        x[torch.arange(m), first + torch.arange(m)] = 1
+        got[first : first + m] = bits_of(w.product(config, x))
+    assert (got == want).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_all_patterns_reach_the_sum(name: str) -> None:
+    # One pattern per row beside zeros. NaN payloads do not survive a sum: see the dump below.
+    config = EXAMPLES[name]
+    x = torch.ones(config.tokens, 64, device="cuda", dtype=torch.bfloat16)
+    got = bits_of(matrix("lone patterns").product(config, x))
+    want = np.arange(65536, dtype=np.uint16)
+    want[0x8000] = 0
+    nan = (want & 0x7FFF) > 0x7F80
+    assert (got[:, ~nan] == want[~nan]).all()
+    assert ((got[:, nan] & 0x7FFF) > 0x7F80).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("weights", ["patterns", "few", "half", "only"])
+def test_a_registers_hold_the_original_bits(name: str, weights: str) -> None:
+    # A debug instance writes the decoded A operand to `out`, in the order of uncompressed bricks.
+    w = matrix(weights)
+    config = EXAMPLES[name]
+    out = torch.zeros(-(-w.rows // 64) * -(-w.cols // 64) * 4096, device="cuda", dtype=torch.bfloat16)
+    x = torch.zeros(1, w.cols, device="cuda", dtype=torch.bfloat16)
+    kernel = load(SOURCE, {**config.defines(), "WC_DUMP": 1, "WC_MIN_CTAS": 1}, 0)
+    frame = kernel.frame(LAYOUT, config.grid(w.rows), config.threads, config.shared_bytes)
+    b = w.bricks["bf16-w12"]
+    frame(
+        torch.cuda.current_stream().cuda_stream,
+        *(b.address, b.overflow, *b.table, x.data_ptr(), w.cols, 0, out.data_ptr(), 0, w.rows, w.cols, 1),
+    )
+    got = bits_of(out).reshape(-1, 4, 4, 32, 2, 2, 2)
+    want = plain_bricks(w.bits).view(np.uint16).reshape(got.shape)
+    inside = plain_bricks(np.ones_like(w.bits)).view(np.uint16).reshape(got.shape) != 0
+    assert (got == want)[inside].all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("weights", ["gaussian", "few", "half", "only"])
+def test_same_bits_as_uncompressed_bricks(name: str, weights: str) -> None:
+    config = EXAMPLES[name]
+    w = matrix(weights)
+    plain = GemvConfig(**{**vars(config), "decoder": "bf16", "min_ctas": 1})
+    torch.manual_seed(3)
+    for m in sorted({1, (config.tokens + 1) // 2, config.tokens}):
+        x = torch.randn(m, w.cols, device="cuda").bfloat16()
+        assert (bits_of(w.product(config, x)) == bits_of(w.product(plain, x))).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 15), (7, 17), (160, 232), (232, 160), (65, 1), (64, 4096), (1000, 72), (200, 1031)]
+)
+def test_odd_shapes_and_every_m(name: str, rows: int, cols: int) -> None:
+    config = EXAMPLES[name]
+    w = Matrix(gaussian(rows, cols, seed=rows + cols))
+    torch.manual_seed(rows)
+    bias = torch.randn(rows, device="cuda").bfloat16()
+    exact = on_gpu(w.bits).double()
+    for m in range(1, config.tokens + 1):
+        x = torch.randn(m, cols, device="cuda").bfloat16()
+        want = x.double() @ exact.T + bias.double()
+        got = w.product(config, padded(x), bias).double()
+        limit = 2**-8 * want.abs() + 2**-18 * (x.double().abs() @ exact.abs().T)
+        assert ((got - want).abs() <= limit).all(), m
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_fp32_output_rounds_to_the_bf16_output(name: str) -> None:
+    config = EXAMPLES[name]
+    w = matrix("gaussian")
+    wide = GemvConfig(**{**vars(config), "out_f32": True, "min_ctas": 1})
+    x = torch.randn(config.tokens, w.cols, device="cuda").bfloat16()
+    assert (bits_of(w.product(wide, x).bfloat16()) == bits_of(w.product(config, x))).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_thousand_runs_give_the_same_bits(name: str) -> None:
+    config = EXAMPLES[name]
+    w = matrix("few")
+    x = torch.randn(config.tokens, w.cols, device="cuda").bfloat16()
+    first = w.product(config, x).view(torch.int16)
+    out = torch.empty(config.tokens, w.rows, device="cuda", dtype=torch.bfloat16)
+    run = Gemv(config, w.bricks[config.decoder], config.tokens, 0)
+    different = torch.zeros((), device="cuda", dtype=torch.int64)
+    for _ in range(1000):
+        out.view(torch.int16).fill_(POISON)
+        run(torch.cuda.current_stream().cuda_stream, x.data_ptr(), w.cols, out.data_ptr(), w.rows)
+        different += (out.view(torch.int16) != first).sum()
+    assert int(different) == 0
+
+
+def test_more_tokens_than_an_instance_holds_are_refused() -> None:
+    with pytest.raises(WCodecError, match="at most 8"):
+        Gemv(next(c for c in EXAMPLES.values() if c.tokens == 8), matrix("few").bricks["bf16-w12"], 9, 0)

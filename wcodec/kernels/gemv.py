@@ -1,0 +1,174 @@
+"""The fused product for 1 … 32 tokens on mma.sync (``sm80_gemv.cu``), host side.
+
+A `GemvConfig` is one compiled instance; a `Gemv` launches it for one matrix. Measured configurations lie in
+``gemv.json`` beside this file; `default_config` is the rule for shapes that nobody measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wcodec.cuda.module import Frame, load
+from wcodec.errors import WCodecError
+
+if TYPE_CHECKING:
+    from wcodec.kernels.gemm import Bricks
+
+SOURCE = "sm80_gemv.cu"
+TOKENS = (1, 8, 16, 24, 32)
+MAX_TOKENS = 32
+TILE = 64
+QUARTER_ROWS = 16
+SHARED_LIMIT_BYTES = 227 << 10
+_CHUNK_ROW_BYTES = 2 * TILE
+_SUM_STRIDE_BYTES = 20 * 4
+_SLOT_BYTES = {"bf16-w12": 1536 + 16, "bf16": 2048}  # one quarter in a shared-memory ring
+_DECODERS = {"bf16-w12": 0, "bf16": 1}
+LAYOUT = "PPIIPIPPIIII"
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """One instance of the kernel.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens at most: 1, 8, 16, 24 or 32.
+    k_warps : int
+        Groups of warps that share K.
+    row_warps : int
+        Warps of a group, one beside another along the rows.
+    quarters : int
+        Quarters (16 rows) per warp: 1, 2 or 4.
+    stages : int
+        Chunks of 64 columns in flight per warp.
+    register_ring : bool
+        Keep them in registers instead of shared memory.
+    min_ctas : int
+        CTAs that must fit into one SM; bounds the registers.
+    decoder : str
+        ``bf16-w12``, or ``bf16`` for uncompressed bricks.
+    out_f32 : bool
+        Write FP32 instead of BF16.
+    """
+
+    tokens: int
+    k_warps: int
+    row_warps: int
+    quarters: int
+    stages: int
+    register_ring: bool
+    min_ctas: int
+    decoder: str = "bf16-w12"
+    out_f32: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokens not in TOKENS or self.quarters not in (1, 2, 4):
+            raise ValueError(f"no instance for {self.tokens} tokens and {self.quarters} quarters")
+        if not 1 <= self.k_warps * self.row_warps <= 32:
+            raise ValueError(f"no CTA of {self.k_warps} × {self.row_warps} warps")
+        if not self.register_ring and (self.stages < 2 or (self.row_warps > 1 and self.k_warps > 15)):
+            raise ValueError(f"no ring of {self.stages} stages shared by {self.k_warps} groups")
+        if self._sum_pitch < self.quarters * self.tokens * _SUM_STRIDE_BYTES:
+            raise ValueError(f"{self.stages} stages leave no room for the partial sums")
+        if self.shared_bytes > SHARED_LIMIT_BYTES:
+            raise ValueError(f"{self.shared_bytes} bytes of shared memory do not fit into one SM")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.k_warps * self.row_warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of W per CTA."""
+        return self.row_warps * self.quarters * QUARTER_ROWS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of one CTA."""
+        x_slot = self.tokens * _CHUNK_ROW_BYTES
+        if self.register_ring:
+            return self.k_warps * self.row_warps * 2 * self.stages * x_slot
+        weights = self.row_warps * self.quarters * _SLOT_BYTES[self.decoder]
+        return self.k_warps * self.stages * (x_slot + weights)
+
+    @property
+    def _sum_pitch(self) -> int:
+        if self.register_ring:
+            return 2 * self.stages * self.tokens * _CHUNK_ROW_BYTES
+        return self.stages * self.quarters * _SLOT_BYTES[self.decoder]
+
+    def defines(self) -> dict[str, int | str]:
+        """Macros of the instance."""
+        return {
+            "WC_TOKENS": self.tokens,
+            "WC_K_WARPS": self.k_warps,
+            "WC_ROW_WARPS": self.row_warps,
+            "WC_QUARTERS": self.quarters,
+            "WC_STAGES": self.stages,
+            "WC_REGISTER_RING": int(self.register_ring),
+            "WC_MIN_CTAS": self.min_ctas,
+            "WC_DECODER": _DECODERS[self.decoder],
+            "WC_OUT_F32": int(self.out_f32),
+        }
+
+    def grid(self, rows: int) -> int:
+        """CTAs of one product."""
+        return -(-rows // self.rows)
+
+
+class Gemv:
+    """One instance of the kernel on one device, ready for one matrix and number of tokens.
+
+    Parameters
+    ----------
+    config : GemvConfig
+    bricks : Bricks
+        The matrix.
+    tokens : int
+        m, at most ``config.tokens``.
+    device : torch.device, str or int
+        CUDA device of compute capability 8.0 or newer.
+    """
+
+    def __init__(self, config: GemvConfig, bricks: Bricks, tokens: int, device: object) -> None:
+        if not 1 <= tokens <= config.tokens:
+            raise WCodecError(f"{tokens} tokens for an instance of at most {config.tokens}")
+        self.config, self.bricks, self.tokens = config, bricks, tokens
+        kernel = load(SOURCE, config.defines(), device)
+        grid = config.grid(bricks.rows)
+        self._frame: Frame = kernel.frame(LAYOUT, grid, config.threads, config.shared_bytes)
+
+    def __call__(
+        self, stream: int, x: int, x_stride: int, out: int, out_stride: int, *, bias: int = 0
+    ) -> None:
+        """Launch ``out = x · Wᵀ + bias``.
+
+        Parameters
+        ----------
+        stream : int
+            CUDA stream handle.
+        x, out, bias : int
+            Device addresses: x (m × K, BF16, 16-byte aligned), out (m × N, BF16 or FP32), bias (N, BF16)
+            or 0.
+        x_stride, out_stride : int
+            Elements between rows. `x_stride` is a multiple of 8; where K is not, zeros fill x up to the next.
+        """
+        b = self.bricks
+        self._frame(
+            stream,
+            b.address,
+            b.overflow,
+            *b.table,
+            x,
+            x_stride,
+            bias,
+            out,
+            out_stride,
+            b.rows,
+            b.cols,
+            self.tokens,
+        )
