@@ -73,7 +73,7 @@ def test_an_unseen_shape_follows_the_nearest_and_says_so() -> None:
     assert choice.us == 12.0
     assert "scaled by size from 4096×8192" in choice.source
     assert "nearest measured shape 4096×8192" in choice.why
-    assert choice.config == KERNELS["gemm"].default(4096, 4096, 100, H200)
+    assert choice.config == KERNELS["gemm"].default(4096, 4096, 128, H200)
 
 
 @pytest.mark.usefixtures("measured")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wcodec.cuda.device import DeviceInfo, device_info
 from wcodec.fused import GEMM, GEMV, KERNELS, supported
 from wcodec.paths import Run, chunked_path, cpu_path, decode_path, original_path, router_path
-from wcodec.tables import CLASSES, Entry, Found, tables_for
+from wcodec.tables import CLASSES, Entry, Found, tables_for, token_class
 
 if TYPE_CHECKING:
     from wcodec.state import PackedWeight
@@ -158,19 +158,21 @@ def _choose_many(
 
 
 def _raw_plan(weight: PackedWeight, tokens: int) -> Plan:
-    from wcodec.kernels.router import MAX_TOKENS
-
-    if weight.router_parts is not None and tokens <= MAX_TOKENS:
-        words = {2: "hi + lo", 3: "hi + mid + lo"}[weight.router_parts]
-        choice = Choice(ROUTER, f"FP32 weights are exactly {words} in BF16: one launch, FP32 logits")
-        return Plan(tokens, choice, router_path(weight, weight.router_parts))
+    router = router_path(weight, tokens) if weight.is_router else None
+    if router is not None:
+        run, workspace_bytes, arithmetic = router
+        choice = Choice(ROUTER, f"one launch, FP32 logits: {arithmetic}")
+        return Plan(tokens, choice, run, workspace_bytes)
     why = "the weight is stored raw: no format makes it smaller"
     return Plan(tokens, Choice(CUBLAS, why), original_path(weight))
 
 
 def _default(path: str, n: int, k: int, tokens: int, info: DeviceInfo) -> Any:
-    """Return the rule's configuration of a fused kernel; None for other paths."""
-    return KERNELS[path].default(n, k, tokens, info) if path in KERNELS else None
+    """Return the rule's configuration of a fused kernel; None for other paths.
+
+    One per class, so that whatever a served token count needs was compiled when the weight was prepared.
+    """
+    return KERNELS[path].default(n, k, token_class(tokens), info) if path in KERNELS else None
 
 
 def _expect(entry: Entry, found: Found, n: int, k: int) -> tuple[float, float, str]:

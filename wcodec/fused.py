@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import DeviceInfo, device_info
 from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
+from wcodec.kernels.gemv import MAX_TOKENS, TOKENS, Gemv, GemvConfig
 from wcodec.kernels.pack import split_table
 from wcodec.paths import Run
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 GEMV, GEMM = "gemv", "gemm"
 
+_TILE_TOKENS = (16, 32, 64, 128, 256)
 _ROW_ELEMENTS = 8  # rows of x start on 16 bytes: `wcodec.linear` sees to it
 
 
@@ -89,9 +91,38 @@ def _bind_gemm(weight: PackedWeight, tokens: int, config: GemmConfig) -> Bound:
     return Bound(run, nbytes)
 
 
+def _bind_gemv(weight: PackedWeight, tokens: int, config: GemvConfig) -> Bound:
+    import torch
+
+    index = weight.device.index
+    kernel = Gemv(config, bricks_of(weight), tokens, index)
+    stride, n = row_stride(weight.k), weight.n
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def run(x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        kernel(
+            current_stream(index),
+            x.data_ptr(),
+            stride,
+            out.data_ptr(),
+            n,
+            bias=0 if bias is None else bias.data_ptr(),
+        )
+
+    return Bound(run, 0)
+
+
+def _default_gemv(n: int, k: int, tokens: int, info: DeviceInfo) -> GemvConfig:
+    """Sixteen warps share K and keep their weights in registers; from 17 tokens on, four by four share x."""
+    most = next(count for count in TOKENS if tokens <= count)
+    if most <= 16:
+        return GemvConfig(most, 16, 1, 1, 2, register_ring=True, min_ctas=1)
+    return GemvConfig(most, 4, 4, 1, 3, register_ring=False, min_ctas=1)
+
+
 def _default_gemm(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
     """Two row tiles per CTA, K split until the SMs are full, and as deep a ring as fits."""
-    tile_tokens = min(tokens + -tokens % 16, 256)
+    tile_tokens = next((count for count in _TILE_TOKENS if tokens <= count), _TILE_TOKENS[-1])
     groups = 2
     tiles = -(-n // (64 * groups)) * -(-tokens // tile_tokens)
     split = max(1, min(info.multiprocessors // tiles, tile_tokens // 8, -(-k // 64), 8))
@@ -104,6 +135,15 @@ def _default_gemm(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
 
 
 KERNELS: dict[str, Kernel] = {
+    GEMV: Kernel(
+        supported=lambda info: info.capability >= (8, 0),
+        config=lambda values: GemvConfig(**values),
+        default=_default_gemv,
+        bind=_bind_gemv,
+        candidates=lambda n, k, tokens, info: (
+            [_default_gemv(n, k, tokens, info)] if tokens <= MAX_TOKENS else []
+        ),
+    ),
     GEMM: Kernel(
         supported=lambda info: info.has_wgmma,
         config=lambda values: GemmConfig(**values),
