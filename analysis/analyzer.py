@@ -17,12 +17,15 @@ from wcodec.analysis.scan import Scan, ScanTask, scan
 
 from wcodec.errors import UnsupportedError
 from wcodec.readers import Source, TensorInfo, open_source
+from wcodec.readers.remote import is_address
 
 PathLike = str | os.PathLike[str]
 Found = tuple[Logical, tuple[TensorInfo, ...]]
 
 #: Small tensors share a task until it has this many bytes: a task costs about as much as reading 1 MB.
 TASK_BYTES = 32 << 20
+#: Threads that wait for answers from elsewhere at the same time.
+REMOTE_THREADS = 16
 #: Tensor that only packed files have (``docs/container.md`` section 2).
 PACKED_MARK = "__wcodec__.header"
 
@@ -43,17 +46,18 @@ def analyze(
     Parameters
     ----------
     paths : path-like or sequence of path-like
-        Files or directories that `wcodec.readers.open_source` opens.
+        Files, directories or addresses that `wcodec.readers.open_source` opens.
     include, exclude : iterable of str
         Globs on tensor names.
     gpu : str or Gpu
         Whose memory bandwidth turns bytes into time; see `wcodec.analysis.cost.find_gpu`.
     workers : int, optional
-        Threads; by default one per processor.
+        Threads; by default one per processor, and more where files are elsewhere.
     executor : concurrent.futures.Executor, optional
         Runs the tasks instead of threads, and is left open. Its workers reach the files by the same paths.
     sample_bytes : int, optional
-        Read at most this many bytes of each stored tensor, from evenly spaced ranges, and estimate.
+        Read at most this many bytes of each stored tensor, from evenly spaced ranges, and estimate; 0 reads
+        headers only.
     progress : callable, optional
         Called with the bytes done and the bytes in all: once before the first task and after each.
 
@@ -85,7 +89,7 @@ def analyze(
     if executor is not None:
         scans = _run(executor, tasks, progress)
     else:
-        with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), "wcodec-analyze") as threads:
+        with ThreadPoolExecutor(workers or _threads(sources), "wcodec-analyze") as threads:
             scans = _run(threads, tasks, progress)
     return Report(
         tuple(_source_report(source) for source in sources), tuple(_judge(tensors, scans, target)), target
@@ -102,6 +106,11 @@ def _logical(source: Source) -> list[Found]:
             mend="`wcodec info` shows what it holds",
         )
     return [(each, tuple(by_name[name] for name in each.parts)) for each in group(source.tensors)]
+
+
+def _threads(sources: Sequence[Source]) -> int:
+    processors = len(os.sched_getaffinity(0))
+    return max(processors, REMOTE_THREADS) if any(is_address(s.path) for s in sources) else processors
 
 
 def _tasks(tensors: Sequence[Found], sample_bytes: int | None) -> Iterator[ScanTask]:

@@ -83,7 +83,15 @@ def _draw_exponents(axes: Any, figure: ExponentFigure | None, report: Report) ->
     axes.tick_params(colors=SOFT, labelsize=9)
     if figure is None:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, "no BF16 weights", ha="center", va="center", color=SOFT, transform=axes.transAxes)
+        axes.text(
+            0.5,
+            0.5,
+            "no BF16 weights were read",
+            ha="center",
+            va="center",
+            color=SOFT,
+            transform=axes.transAxes,
+        )
         return
     x = figure.first + np.arange(len(figure.counts)) - 127
     counts, inside = np.array(figure.counts), np.array(figure.inside)

@@ -6,6 +6,7 @@ counts, never bytes of tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,6 @@ from wcodec.analysis.fields import (
     LAYOUTS,
     NO_ENTROPY,
     Entropy,
-    FieldCounts,
     Layout,
     byte_histogram,
     count_fields,
@@ -31,6 +31,7 @@ from wcodec.units import percent
 
 I64 = npt.NDArray[np.int64]
 
+THIN = "too small or too thin to fill 64 × 64 bricks"
 #: What people call the kinds.
 NAMES = {
     "fp16": "FP16",
@@ -53,7 +54,8 @@ class ScanTask:
     tensors : tuple of (Logical, tuple of TensorInfo)
         Logical tensors and their stored parts.
     sample_bytes : int, optional
-        Read at most this much of every stored tensor, and estimate.
+        Read at most this much of every stored tensor, and estimate; 0 reads nothing and takes every BF16
+        matrix for one without exceptions.
     """
 
     tensors: tuple[tuple[Logical, tuple[TensorInfo, ...]], ...]
@@ -110,7 +112,7 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
     parts : tuple of TensorInfo
         Its stored tensors, codes first.
     sample_bytes : int, optional
-        Read at most this much of every part.
+        Read at most this much of every part; see `ScanTask`.
 
     Raises
     ------
@@ -121,6 +123,8 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
     if not logical.numel or layout is None:
         reason = "without floating-point weights" if logical.numel else "without weights"
         return Scan(NO_ENTROPY, (), "raw", logical.nbytes, reason)
+    if sample_bytes == 0:
+        return _guess(logical, parts[0])
     if logical.kind == "bf16":
         found = _scan_bf16(parts[0], sample_bytes)
     else:
@@ -131,10 +135,26 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
                 (byte_histogram(c) for c in _chunks(parts[1], sample_bytes)), np.zeros(256, np.int64)
             )
             entropies = replace(entropies, scale=entropy(scales) * parts[1].nbytes / logical.numel)
-        found = Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes, _reason(logical.kind, counts))
+        reason = f"no format for {NAMES[logical.kind]} yet"
+        if logical.kind == "fp32" and counts.mantissa[1][0] == logical.numel:
+            reason = "FP32 that holds only BF16 values: cast it to BF16, which is exact, and pack that"
+        found = Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes, reason)
     if sample_bytes is not None and any(part.nbytes > sample_bytes for part in parts):
         return replace(found, sampled=True)
     return found
+
+
+def _guess(logical: Logical, tensor: TensorInfo) -> Scan:
+    """What dtype and shape alone say."""
+    from wcodec.formats.bf16_w12 import Bf16W12, Plan
+
+    left = Scan(NO_ENTROPY, (), "raw", logical.nbytes, sampled=True)
+    if logical.kind != "bf16":
+        return replace(left, leave_reason=f"no format for {NAMES[logical.kind]} yet")
+    size = Bf16W12().blob_bytes(Plan((), 0, tensor.shape), 0)
+    if size >= tensor.nbytes:
+        return replace(left, leave_reason=THIN)
+    return replace(left, format=Bf16W12.id, payload_bytes=size)
 
 
 def _scan_bf16(tensor: TensorInfo, sample_bytes: int | None) -> Scan:
@@ -151,12 +171,14 @@ def _scan_bf16(tensor: TensorInfo, sample_bytes: int | None) -> Scan:
     columns = bricks_only.matrix[1]
     size = packing.blob_bytes(bricks_only, 0)
     if size >= tensor.nbytes:
-        return replace(left, leave_reason="too small or too thin to fill 64 × 64 bricks")
+        return replace(left, leave_reason=THIN)
     high = high_exponent_counts(counts.exponent)
     table = choose_table(high)
     plan = Plan(table, int(high.sum() - high[list(table)].sum()), tensor.shape)
     missed = plan.exceptions / counts.total
-    if whole and plan.exceptions:
+    if not whole:
+        size = packing.blob_bytes(plan, _expected_overflow(tensor.numel, missed))
+    elif plan.exceptions:
         tiles = [kept] if kept is not None else _row_tiles(tensor, 2 * columns)
         views = (tile.view("<u2").reshape(-1, columns) for tile in tiles)
         size = packing.blob_bytes(plan, sum(packing.count_overflow(view, plan) for view in views))
@@ -178,10 +200,15 @@ def _layout(logical: Logical, codes: TensorInfo) -> Layout | None:
     return LAYOUTS.get(codes.dtype)
 
 
-def _reason(kind: str, counts: FieldCounts) -> str:
-    if kind == "fp32" and counts.mantissa[1][0] == counts.total:
-        return "FP32 that holds only BF16 values: cast it to BF16, which is exact, and pack that"
-    return f"no format for {NAMES[kind]} yet"
+def _expected_overflow(numel: int, missed: float) -> int:
+    """Overflow entries where exceptions fall anywhere with probability `missed`.
+
+    The number in a quarter of 1,024 weights is close to Poisson with mean m, and a quarter with seven or more
+    sends all of them to the overflow list: Σ k P(k), k ≥ 7, is m P(k ≥ 6).
+    """
+    mean = 1024 * missed
+    few = sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(6))
+    return round(numel * missed * max(0.0, 1 - few))
 
 
 def _chunks(tensor: TensorInfo, sample_bytes: int | None) -> Iterable[Bytes]:

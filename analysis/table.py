@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -194,7 +195,8 @@ def summary(report: Report, width: int) -> Iterator[str]:
         yield "no tensors"
         return
     bf16, gpu = report.bf16, report.gpu
-    if bf16.weights:
+    counted = not math.isnan(bf16.entropy.total)
+    if counted:
         yield from _bars(bf16, 2 if width >= 100 else 1.5)
         yield ""
     saved = report.nbytes - report.packed_bytes
@@ -202,26 +204,28 @@ def summary(report: Report, width: int) -> Iterator[str]:
         yield "[bold]leave it[/]: nothing here would get smaller"
         return
     about = "about " if any(t.sampled for t in report.tensors) else ""
+    floor = percent(1 - ratio(report.floor_bytes, report.nbytes))
     yield (
         f"{size(report.nbytes)} → [bold green]{about}{size(report.packed_bytes)}[/], "
         f"[bold green]{percent(ratio(saved, report.nbytes))} less[/], every bit recoverable"
-        f" [dim](floor: {percent(1 - ratio(report.floor_bytes, report.nbytes))})[/]"
+        + (f" [dim](floor: {floor})[/]" if counted else "")
     )
     before, after = duration(gpu.read_us(report.nbytes)), duration(gpu.read_us(report.packed_bytes))
     yield (
-        f"{before} → [bold green]{about}{after}[/] to read all weights once at {gpu.name}'s"
+        f"{before} → [bold green]{about}{after}[/] to read all weights once at {escape(gpu.name)}'s"
         f" {gpu.bandwidth / 1e12:.3g} TB/s"
     )
 
 
 def _bars(bf16: Bf16Totals, scale: float) -> Iterator[str]:
     """Bits per BF16 weight as it is, packed, and at the floor; `scale` characters per bit."""
-    entropy, outside = bf16.entropy, bf16.exceptions.fraction
-    floor = f"sign {entropy.sign:.2f}, exponent {entropy.exponent:.2f}, mantissa {entropy.mantissa:.2f}"
+    entropy, outside = bf16.entropy, percent(bf16.exceptions.fraction)
+    patched = f"{outside} outside, patched" if bf16.exceptions.count else ""
+    fields = f"sign {entropy.sign:.2f}, exponent {entropy.exponent:.2f}, mantissa {entropy.mantissa:.2f}"
     yield f"[dim]bits per weight of {count(bf16.weights)} BF16 weights[/]"
     yield _bar("stored", 16, "", "dim", scale)
-    yield _bar("packed", bf16.bits_per_weight, f"{percent(outside)} outside, patched", "green", scale)
-    yield _bar("floor", entropy.total, floor, "blue", scale)
+    yield _bar("packed", bf16.bits_per_weight, patched, "green", scale)
+    yield _bar("floor", entropy.total, fields, "blue", scale)
 
 
 def _bar(label: str, value: float, remark: str, style: str, scale: float) -> str:

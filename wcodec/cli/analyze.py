@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ Examples:
   wcodec analyze ./Llama-3.1-8B --gpu H100 --format html -o report.html
   wcodec analyze model.gguf --include '*ffn*' --format csv > ffn.csv
   wcodec analyze model.safetensors --format json | jq .totals
+  wcodec analyze hf://owner/model --sample 4MB      before downloading it
 
 \b
 Columns:
@@ -55,6 +57,12 @@ always have every tensor. Times are bytes over the GPU's memory bandwidth: what 
 @click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors with such names; repeatable.")
 @click.option("--all", "every", is_flag=True, help="One line per tensor, however many there are.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads; default: all processors.")
+@click.option(
+    "--sample",
+    metavar="SIZE",
+    help="Read at most so much of each tensor (such as 4MB) and estimate; 0 reads headers only.",
+)
+@click.option("--dask", metavar="ADDRESS", help="Spread the work over a Dask cluster (extra [dask]).")
 @click.option("--strict", is_flag=True, help="Exit 1 where index and headers disagree.")
 @click.option(
     "--gpu",
@@ -73,14 +81,16 @@ def command(
     exclude: tuple[str, ...],
     every: bool,
     workers: int | None,
+    sample: str | None,
+    dask: str | None,
     strict: bool,
     gpu: str,
     quiet: bool,
 ) -> None:
     """Say what the weights in PATH hold, bit for bit, and what packing them would gain. Nothing is changed.
 
-    PATH is a .safetensors, .gguf, .pt, .bin, .npy or .npz file, a directory of shards, or a Hugging Face
-    snapshot.
+    PATH is a .safetensors, .gguf, .pt, .bin, .npy or .npz file, a directory of shards, a Hugging Face
+    snapshot, or the address of one: https://…, s3://…, hf://owner/model.
     """
     from wcodec.analysis import analyze
 
@@ -88,8 +98,23 @@ def command(
     for target in (output, plot):
         if target is not None:
             _check_target(target, paths)
-    with _bar(quiet) as progress:
-        report = analyze(paths, include=include, exclude=exclude, gpu=gpu, workers=workers, progress=progress)
+    sample_bytes = None if sample is None else _bytes(sample)
+    with contextlib.ExitStack() as stack:
+        executor = None
+        if dask is not None:
+            from wcodec.analysis.cluster import dask_executor
+
+            executor = stack.enter_context(dask_executor(dask))
+        report = analyze(
+            paths,
+            include=include,
+            exclude=exclude,
+            gpu=gpu,
+            workers=workers,
+            executor=executor,
+            sample_bytes=sample_bytes,
+            progress=stack.enter_context(_bar(quiet)),
+        )
     for source in report.sources:
         for text in (*source.differences, *source.remarks):
             console.remark(text, quiet=quiet)
@@ -99,6 +124,14 @@ def command(
     if strict and report.differences:
         more = len(report.differences) - 1
         raise MismatchError(report.differences[0] + (f" (and {more} more)" if more else ""))
+
+
+def _bytes(text: str) -> int:
+    """A size such as ``4MB``, in powers of ten."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no size such as 4MB or 500kB", param_hint="--sample")
+    return round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])
 
 
 def _format_of(output: Path | None) -> str:
