@@ -263,11 +263,12 @@ def test_blob_without_suffix(cache: Path) -> None:
         (lambda path: path.mkdir(), "is empty"),
         (lambda path: (path / "unet").mkdir(parents=True), "holds no weight files; files are .bin"),
         (lambda path: path.write_text("hello"), "is of an unknown kind"),
+        (lambda path: path.write_text("not JSON{"), "is of an unknown kind"),
         (lambda path: path.symlink_to("nowhere"), "is a link to nowhere, which does not exist"),
         (lambda path: path.symlink_to(path), "cannot be opened: Too many levels of symbolic links"),
         (os.mkfifo, "is not a regular file"),
     ],
-    ids=["absent", "empty-directory", "nothing-readable", "unknown", "dangling", "loop", "pipe"],
+    ids=["absent", "empty-directory", "nothing-readable", "unknown", "brace", "dangling", "loop", "pipe"],
 )
 def test_no_checkpoint(tmp_path: Path, make: Any, problem: str) -> None:
     path = tmp_path / "thing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -20,7 +21,7 @@ from tests.malformed import entry, valid_gguf, valid_safetensors
 from tests.malformed import safetensors as build
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.readers import open_source
-from wcodec.readers.remote import HEAD, Address, RemoteFile, is_address
+from wcodec.readers.remote import HEAD, Address, RemoteFile, RemoteFolder, is_address
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -57,6 +58,14 @@ class Handler(SimpleHTTPRequestHandler):
         if self.server.mode == "no-listing":
             self.send_error(404)
             return None
+        if self.server.mode == "sortable":
+            links = "?C=N;O=D", "/elsewhere/", "sub/", "sub/x.bin", "a%20b.safetensors", "https://x.org/y.bin"
+            body = "".join(f'<a href="{link}">x</a>' for link in links).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            return io.BytesIO(body)
         return super().list_directory(path)
 
     def log_message(self, *_: object) -> None:
@@ -174,6 +183,12 @@ def test_directory(server: Server, mode: str, path: str) -> None:
     ]
     assert source.notes == []
     assert str(source.index) == f"{server.url}/model.safetensors.index.json"
+
+
+def test_listings_hold_other_links_too(server: Server) -> None:
+    (server.root / "d").mkdir()
+    server.mode = "sortable"
+    assert RemoteFolder(Address(f"{server.url}/d/")).names() == ["a b.safetensors", "sub/"]
 
 
 def test_directory_without_index_or_listing(server: Server) -> None:

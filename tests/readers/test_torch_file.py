@@ -77,6 +77,14 @@ def test_tied_storages_are_counted_once(tmp_path: Path) -> None:
     assert source.differences == []
 
 
+def test_a_transpose_is_not_tied(tmp_path: Path) -> None:
+    """One storage and one shape, but other bytes in C order."""
+    weight = torch.arange(9.0).reshape(3, 3)
+    source = open_source(save(tmp_path / "m.pt", {"w": weight, "t": weight.T}))
+    assert source.ties == {}
+    assert source["t"].read().tobytes() == weight.T.contiguous().numpy().tobytes()
+
+
 @pytest.mark.parametrize("nbytes", [1, 5, 16, 1000])
 def test_transposed_tensors_are_in_c_order(tmp_path: Path, nbytes: int) -> None:
     weight = torch.arange(15, dtype=torch.bfloat16).reshape(3, 5).T

@@ -116,7 +116,7 @@ class LocalFile:
 
     def _open(self) -> int:
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise unreadable(self.path, error) from None
         if _identity(os.fstat(fd)) != self._identity:
