@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,37 +129,36 @@ def test_the_dask_option(dask_cluster: Any, tmp_path: Path) -> None:
 
 def test_an_error_on_a_worker_keeps_its_name_and_mend(dask_cluster: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "m.safetensors", TENSORS)
-    with (
-        cluster.dask_executor(dask_cluster.scheduler_address) as executor,
-        pytest.raises(WCodecError) as caught,
-    ):
 
-        def cut(done: int, total: int) -> None:
-            if done == 0:
-                path.write_bytes(path.read_bytes()[:1000])
+    def cut(done: int, total: int) -> None:
+        if done == 0:
+            path.write_bytes(path.read_bytes()[:1000])
 
-        wcodec.analyze(path, executor=executor, progress=cut)
+    with cluster.dask_executor(dask_cluster.scheduler_address) as executor:  # noqa: SIM117
+        with pytest.raises(WCodecError) as caught:
+            wcodec.analyze(path, executor=executor, progress=cut)
     assert caught.value.file == str(path)
     assert caught.value.mend
 
 
-def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    with (
-        pytest.raises(WCodecError, match="no Dask scheduler"),
-        cluster.dask_executor("tcp://127.0.0.1:9", timeout=1),
-    ):
+def connect(address: str, **how: Any) -> None:
+    with cluster.dask_executor(address, **how):
         pass
+
+
+def test_nobody_at_the_address_is_one_line() -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(WCodecError, match="no Dask scheduler"):
+        connect("tcp://127.0.0.1:9", timeout=1)
 
 
 def test_other_versions_on_workers_are_refused(dask_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wcodec, "__version__", "99.0")
     with pytest.raises(UnsupportedError, match=r"install wcodec 99\.0"):
-        with cluster.dask_executor(dask_cluster.scheduler_address):
-            pass
+        connect(dask_cluster.scheduler_address)
 
 
 def test_missing_distributed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
-    with pytest.raises(UnsupportedError, match=r"wcodec\[dask\]"), cluster.dask_executor("tcp://127.0.0.1:9"):
-        pass
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UnsupportedError, match=r"wcodec\[dask\]"):
+        connect("tcp://127.0.0.1:9")
