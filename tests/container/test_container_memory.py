@@ -15,11 +15,14 @@ from tests.container.weightfiles import build, gaussian
 from wcodec.container import PackedFile, pack_file
 from wcodec.container.atomic import AtomicFile
 
+# VmHWM, not ru_maxrss: a child inherits the latter from the process that started it.
 PEAK = """
-import resource, sys
+import re, sys
+from pathlib import Path
 from wcodec.container import pack_file
 result = pack_file(sys.argv[1], sys.argv[2], workers=2)
-print(result.packed_tensors, result.bytes_in, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
+print(result.packed_tensors, result.bytes_in, int(peak[1]) * 1024)
 """
 
 
