@@ -144,6 +144,15 @@ def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
         assert part.read_bytes() == b"theirs"
 
 
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
+    with replace_file(tmp_path / "a") as out:
+        out.write_at(0, b"first")
+        with pytest.raises(WCodecError, match="another wcodec process"):
+            put(tmp_path / "a", b"second")
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert names(tmp_path) == {"a"}
+
+
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"precious")
     part_path(tmp_path / "a").symlink_to(tmp_path / "victim")

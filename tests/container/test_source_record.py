@@ -96,12 +96,15 @@ def test_the_specification_is_enough_to_write_one() -> None:
     assert (record.header, record.trailing, record.nbytes) == (b"{", b"}", 3)
 
 
-def test_a_bomb_is_not_set_off() -> None:
+def test_a_bomb_is_not_set_off(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 1 << 29
     frame = frame_of(bytes(1 << 20))
     for claimed in (size + 1, (1 << 20) + 1, 1 << 62):
-        with pytest.raises(MalformedError, match="claims"):
+        with pytest.raises(MalformedError, match="the record claims"):
             SourceRecord.parse(prefix(frame, 2, claimed))
+    monkeypatch.setattr(module, "MAX_PAYLOAD_BYTES", 1 << 19)
+    with pytest.raises(MalformedError, match="the record claims"):
+        SourceRecord.parse(prefix(frame, 2, 1 << 20))
 
 
 def test_wrong_prefixes() -> None:
