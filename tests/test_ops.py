@@ -166,9 +166,12 @@ def test_gradients_of_x_and_bias_are_linears() -> None:
 
 def test_the_op_follows_pytorchs_rules() -> None:
     p = prepared(weight(128, 64))
-    for x in (torch.randn(3, 64).bfloat16(), torch.randn(2, 3, 64).bfloat16().requires_grad_()):
-        for bias in (None, torch.randn(128).bfloat16()):
-            torch.library.opcheck(torch.ops.wcodec.linear.default, (x, p.blob, bias, 128, 64, torch.bfloat16))
+    ops = torch.ops.wcodec
+    for bias in (None, torch.randn(128).bfloat16()):
+        x = torch.randn(2, 3, 64).bfloat16()
+        torch.library.opcheck(ops.linear.default, (x, p.blob, bias, 128, 64, torch.bfloat16))
+        x.requires_grad_()
+        torch.library.opcheck(ops.linear_grad.default, (x, p.blob, bias, 128, 64, torch.bfloat16))
     torch.library.opcheck(torch.ops.wcodec.decode.default, (p.blob, 128, 64, torch.bfloat16))
 
 

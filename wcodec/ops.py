@@ -1,11 +1,14 @@
 """`linear`: the product with a packed weight, eagerly and under ``torch.compile``.
 
-Eager calls run straight through; whatever needs PyTorch's dispatcher (compilation, autograd, fake tensors,
-modes) goes through ``torch.ops.wcodec.linear``, which does the same.
+Eager calls run straight through. Whatever needs PyTorch's dispatcher (compilation, fake tensors, modes) goes
+through ``torch.ops.wcodec.linear``, which does the same, and what needs gradients through
+``torch.ops.wcodec.linear_grad``: a Python autograd formula costs every call as much as the launch, wanted or
+not.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,7 +21,9 @@ _ALIGNMENT = _ALIGNMENT_BYTES // 2
 
 _library: Any = torch.library.Library("wcodec", "DEF")  # type: ignore[no-untyped-call]
 _expect: Any = torch._check
-_library.define("linear(Tensor x, Tensor blob, Tensor? bias, SymInt n, SymInt k, ScalarType dtype) -> Tensor")
+_ARGUMENTS = "(Tensor x, Tensor blob, Tensor? bias, SymInt n, SymInt k, ScalarType dtype) -> Tensor"
+_library.define(f"linear{_ARGUMENTS}")
+_library.define(f"linear_grad{_ARGUMENTS}")
 _library.define("decode(Tensor blob, SymInt n, SymInt k, ScalarType dtype) -> Tensor")
 
 
@@ -47,17 +52,14 @@ def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = No
     UnsupportedError
         If the GPU is too old.
     """
-    if _dispatched(x, bias):
-        out: torch.Tensor = torch.ops.wcodec.linear(x, packed.blob, bias, packed.n, packed.k, packed.dtype)
-        return out
+    if is_dispatched(x, bias):
+        return dispatched_linear(x, packed.blob, bias, packed.n, packed.k, packed.dtype)
     return _linear(x, packed, bias)
 
 
-def _dispatched(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def is_dispatched(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether PyTorch's dispatcher has to see the call."""
-    if torch.compiler.is_compiling():
-        return True
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+    if torch.compiler.is_compiling() or _wants_grad(x, bias):
         return True
     kind = type(x)
     return (
@@ -67,39 +69,49 @@ def _dispatched(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     )
 
 
+def dispatched_linear(
+    x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, n: int, k: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Call the op that fits: with gradients or without."""
+    ops = torch.ops.wcodec
+    op = ops.linear_grad if _wants_grad(x, bias) else ops.linear
+    out: torch.Tensor = op(x, blob, bias, n, k, dtype)
+    return out
+
+
+def _wants_grad(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+
+
 def _linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    shape = x.shape
-    k = packed.k
-    dtype = packed.dtype
+    # Few tensor attributes are asked for twice: each costs a good part of a microsecond.
+    shape, n, k, dtype = x.shape, packed.n, packed.k, packed.dtype
+    rank = len(shape)
     if (
-        not shape
+        not rank
         or shape[-1] != k
         or (x.dtype != dtype and not (dtype == torch.float32 and x.dtype == torch.bfloat16))
         or x.device != packed.device
         or not packed.is_matrix
-        or (
-            bias is not None and (bias.shape != (packed.n,) or bias.device != x.device or bias.dtype != dtype)
-        )
+        or (bias is not None and (bias.shape != (n,) or bias.device != packed.device or bias.dtype != dtype))
     ):
         raise _misfit(x, packed, bias)
-    out = x.new_empty((*shape[:-1], packed.n), dtype=dtype)
-    tokens = x.numel() // k if k else out.numel() // max(packed.n, 1)
-    if not out.numel():
-        return out
-    if not k:
-        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
-    plan = packed.plans.get(tokens) or packed.plan(tokens)
-    if x.dim() != 2 or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT_BYTES or k % _ALIGNMENT:
-        x = _aligned(x.reshape(tokens, k), packed)
-    flat = out if len(shape) == 2 else out.view(tokens, packed.n)
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()
-    if x.is_cuda and x.device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device(x.device):
-            plan.run(x, flat, bias)
-    else:
-        plan.run(x, flat, bias)
-    return out
+    tokens = shape[0] if rank == 2 else math.prod(shape[:-1])
+    out = torch.empty((tokens, n), dtype=dtype, device=packed.device)
+    if tokens and n and k:
+        plan = packed.plans.get(tokens) or packed.plan(tokens)
+        if rank != 2 or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT_BYTES or k % _ALIGNMENT:
+            x = _aligned(x.reshape(tokens, k), packed)
+        if bias is not None and not bias.is_contiguous():
+            bias = bias.contiguous()
+        if packed.index is None or packed.index == torch._C._cuda_getDevice():
+            plan.run(x, out, bias)
+        else:
+            with torch.cuda.device(packed.index):
+                plan.run(x, out, bias)
+    elif tokens and n:  # an empty sum
+        out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    return out if rank == 2 else out.view(*shape[:-1], n)
 
 
 def _aligned(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
@@ -184,7 +196,9 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 for _key in ("CPU", "CUDA"):
     _library.impl("linear", _op_linear, _key)
+    _library.impl("linear_grad", _op_linear, _key)
     _library.impl("decode", _op_decode, _key)
 torch.library.register_fake("wcodec::linear", _fake_linear, lib=_library)
+torch.library.register_fake("wcodec::linear_grad", _fake_linear, lib=_library)
 torch.library.register_fake("wcodec::decode", _fake_decode, lib=_library)
-torch.library.register_autograd("wcodec::linear", _backward, setup_context=_save, lib=_library)
+torch.library.register_autograd("wcodec::linear_grad", _backward, setup_context=_save, lib=_library)

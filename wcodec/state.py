@@ -65,6 +65,7 @@ class PackedWeight:
 
         self.blob = blob
         self.device: torch.device = blob.device
+        self.index = blob.device.index if blob.is_cuda else None
         self.footer = footer
         self.is_matrix = len(footer.shape) == 2
         self.max_tokens = max_tokens
@@ -81,7 +82,8 @@ class PackedWeight:
         if self.is_raw and original is None:
             body = packed.numel * self.dtype.itemsize
             self.original = blob[:body].view(self.dtype).view(self.shape)
-        self.router_parts = self._router_parts()
+        self.is_router = self._is_router()
+        self.router_parts = self._router_parts() if self.is_router else None
         self.plans: dict[int, Plan] = {}
         self.bricks = blob.data_ptr()
         self.brick_bytes = 0 if self.is_raw else -(-self.n // TILE) * -(-self.k // TILE) * BRICK_BYTES
@@ -110,14 +112,15 @@ class PackedWeight:
             self._workspaces = shared_workspaces(self.device)
         return self._workspaces
 
-    def _router_parts(self) -> int | None:
-        """How many BF16 values add up to the FP32 weights, where the router kernel takes them."""
+    def _is_router(self) -> bool:
+        """Whether the router kernels take this weight: few rows of FP32, read where they lie."""
         import torch
 
-        if self.dtype != torch.float32 or self.device.type != "cuda" or not self.is_matrix:
-            return None
-        if not 0 < self.n <= _ROUTER_ROWS or self.k % 8:
-            return None
+        rows_fit = self.is_matrix and 0 < self.n <= _ROUTER_ROWS and self.k % 8 == 0
+        return rows_fit and self.dtype == torch.float32 and self.device.type == "cuda"
+
+    def _router_parts(self) -> int | None:
+        """How many BF16 values add up to the FP32 weights exactly; None if three do not."""
         from wcodec.kernels.router import exact_parts
 
         assert self.original is not None
