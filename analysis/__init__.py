@@ -2,6 +2,7 @@
 
 from wcodec.analysis.analyzer import analyze
 from wcodec.analysis.cost import GPUS, Gpu, find_gpu
-from wcodec.analysis.report import Report, TensorReport
+from wcodec.analysis.findings import TensorReport
+from wcodec.analysis.report import Report
 
 __all__ = ["GPUS", "Gpu", "Report", "TensorReport", "analyze", "find_gpu"]

@@ -11,8 +11,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 import numpy as np
 from wcodec.analysis.cost import DEFAULT_GPU, Gpu, find_gpu, judge
 from wcodec.analysis.coverage import coverage, high_exponent_counts
+from wcodec.analysis.findings import Coverage, TensorReport
 from wcodec.analysis.grouping import Logical, group
-from wcodec.analysis.report import Coverage, Report, SourceReport, TensorReport
+from wcodec.analysis.report import Report, SourceReport
 from wcodec.analysis.scan import Scan, ScanTask, scan
 
 from wcodec.errors import UnsupportedError

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.names import place
-from wcodec.analysis.report import Report, TensorReport
+from wcodec.analysis.report import Report
 from wcodec.analysis.rows import Row
 
 #: Roles that the heat map shows, those with the most weights first.

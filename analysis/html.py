@@ -9,7 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_figure, heat_map
-from wcodec.analysis.report import Coverage, Report, TensorReport
+from wcodec.analysis.findings import Coverage, TensorReport
+from wcodec.analysis.report import Report
 from wcodec.analysis.table import window_text
 
 from wcodec import __version__

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.fields import Entropy
+from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.names import place
-from wcodec.analysis.report import TensorReport, mean_entropy
+from wcodec.analysis.totals import mean_entropy
 
 #: Tensors up to which every one gets a row of its own.
 FEW = 40

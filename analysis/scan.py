@@ -22,8 +22,8 @@ from wcodec.analysis.fields import (
     count_fields,
     entropy,
 )
+from wcodec.analysis.findings import Exceptions, Window
 from wcodec.analysis.grouping import BLOCKS, Logical
-from wcodec.analysis.report import Exceptions, Window
 
 from wcodec.readers.base import CHUNK, TensorInfo
 from wcodec.readers.bytefile import Bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Literal
 from rich.markup import escape
 from rich.text import Text
 from wcodec.analysis.cost import ratio
-from wcodec.analysis.report import Bf16Totals, Report, Window
+from wcodec.analysis.findings import Window
+from wcodec.analysis.report import Report
 from wcodec.analysis.rows import FEW, Row, folded_rows, single_rows, sparkline
+from wcodec.analysis.totals import Bf16Totals
 
 from wcodec.units import bits, count, duration, percent, shape_text, size
 
@@ -57,7 +60,7 @@ def print_table(report: Report, console: Console, *, every: bool = False) -> Non
     console.print(_heading(report))
     if rows:
         console.print(_rows_table(rows, console.width))
-    if left:
+    if left and report.packed_bytes < report.nbytes:  # else the last line has the reasons
         console.print(_left_line(left, report), style="dim")
     console.print()
     for line in summary(report, console.width):
@@ -118,12 +121,16 @@ def _shorten(text: Text, room: int) -> Text:
 
 
 def _left_line(rows: list[Row], report: Report) -> str:
-    reasons: dict[str, int] = {}
-    for row in rows:
-        reasons[row.reason] = reasons.get(row.reason, 0) + len(row.tensors)
     share = percent(ratio(sum(row.nbytes for row in rows), report.nbytes))
-    why = ", ".join(f"{reasons[reason]} {reason}" for reason in sorted(reasons, key=lambda r: -reasons[r]))
-    return f"and {sum(reasons.values())} tensors with {share} of the bytes, left as they are: {why}"
+    number = sum(len(row.tensors) for row in rows)
+    return f"and {number} tensors with {share} of the bytes, left as they are: {_reasons(rows)}"
+
+
+def _reasons(rows: list[Row]) -> str:
+    reasons = Counter[str]()
+    for row in rows:
+        reasons[row.reason] += len(row.tensors)
+    return ", ".join(f"{number} {escape(reason)}" for reason, number in reasons.most_common())
 
 
 def _verdict(row: Row) -> str:
@@ -201,7 +208,8 @@ def summary(report: Report, width: int) -> Iterator[str]:
         yield ""
     saved = report.nbytes - report.packed_bytes
     if saved <= 0:
-        yield "[bold]leave it[/]: nothing here would get smaller"
+        reasons = _reasons(single_rows(report.tensors))
+        yield f"[bold]leave it[/]: nothing here would get smaller [dim]({reasons})[/]"
         return
     about = "about " if any(t.sampled for t in report.tensors) else ""
     floor = percent(1 - ratio(report.floor_bytes, report.nbytes))

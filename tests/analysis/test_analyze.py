@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from wcodec.analysis import analyzer, scan
-from wcodec.analysis.report import Report, TensorReport
+from wcodec.analysis.findings import TensorReport
+from wcodec.analysis.report import Report
 
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, noise, outliers, write
@@ -277,6 +278,30 @@ def test_an_error_in_a_task_reaches_the_caller(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(analyzer, "_logical", shrink)
     with pytest.raises(MalformedError, match="changed"):
         wcodec.analyze(path)
+
+
+def test_more_than_four_gigabytes(tmp_path: Path) -> None:
+    """Counts and offsets beyond 32 bits, on a sparse file of which a sample is read."""
+    shape, path = (80_000, 40_000), tmp_path / "m.safetensors"
+    nbytes = 2 * math.prod(shape)
+    entries = {
+        "big": {"dtype": "BF16", "shape": shape, "data_offsets": [0, nbytes]},
+        "last": {"dtype": "BF16", "shape": (128, 128), "data_offsets": [nbytes, nbytes + 32768]},
+    }
+    text = json.dumps(entries).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.seek(nbytes, 1)
+        file.write(gaussian((128, 128))[2])
+    big, last = wcodec.analyze(path, sample_bytes=1 << 20).tensors
+    assert big.numel == math.prod(shape) > 1 << 31
+    assert (big.sampled, last.sampled) == (True, False)
+    assert big.packed_bytes > 1 << 32
+    assert big.bits_per_weight == pytest.approx(12.125, abs=0.001)
+    assert last.exceptions == one(tmp_path, gaussian((128, 128))).exceptions
+    # Its offsets in the packed file's header have ten digits instead of one and five.
+    alone = one(tmp_path, gaussian((128, 128)))
+    assert last.packed_bytes - alone.packed_bytes == 9 + 5 + len("last") - len("w")
 
 
 def test_sampling_estimates(tmp_path: Path) -> None:
