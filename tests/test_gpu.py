@@ -244,6 +244,19 @@ def test_compiled_models_give_the_same_bits(mode: str) -> None:
                 assert torch.equal(compiled(x).clone(), model(x))
 
 
+@pytest.mark.slow
+def test_graphs_of_a_compiled_function_do_not_copy_the_weight() -> None:
+    torch._dynamo.reset()
+    p = bricks(weight(4096, 4096))
+    compiled = torch.compile(lambda x: wcodec.linear(x, p), fullgraph=True, mode="reduce-overhead")
+    x = tokens(8, 4096)
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(compiled(x).clone(), wcodec.linear(x, p))
+    assert torch.cuda.memory_allocated() - before < p.blob.nbytes // 2
+
+
 def test_the_op_follows_pytorchs_rules() -> None:
     p = bricks(weight(128, 64))
     ops = torch.ops.wcodec

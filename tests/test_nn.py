@@ -14,6 +14,7 @@ from wcodec.errors import UnsupportedError, WCodecError
 torch = pytest.importorskip("torch")
 
 from wcodec.nn import PackedLinear, compress_  # noqa: E402  (it needs torch)
+from wcodec.state import weight_of  # noqa: E402
 
 nn = torch.nn
 
@@ -69,6 +70,7 @@ def test_unpack_gives_the_original_layer() -> None:
     assert torch.equal(back(x), layer(x))
 
 
+@pytest.mark.filterwarnings("ignore:for bias")
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("target", ["same", "empty", "meta"])
 def test_state_dicts_round_trip(assign: bool, target: str) -> None:
@@ -146,6 +148,18 @@ def test_modules_can_be_copied_and_pickled(how: str, keep: str) -> None:
         module = torch.load(saved, weights_only=False)
     assert module.packed.data_ptr() != source.packed.data_ptr()
     del source
+    handle = module._weight
+    assert handle is not None  # compiled calls cannot make one
+    assert weight_of(module.packed) is handle
+    assert torch.equal(module(x), expected(layer, x))
+
+
+def test_to_empty_then_load() -> None:
+    layer, x = linear(), tokens()
+    module = PackedLinear.from_linear(layer)
+    saved = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.to("meta").to_empty(device="cpu")
+    module.load_state_dict(saved)
     assert torch.equal(module(x), expected(layer, x))
 
 

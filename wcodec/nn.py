@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -213,7 +214,7 @@ class PackedLinear(torch.nn.Module):
         before = self.packed.device
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.packed.device != before:
-            self._weight = self._workspaces = None
+            self._forget()
         return self
 
     def _load_from_state_dict(
@@ -269,9 +270,19 @@ class PackedLinear(torch.nn.Module):
             )
         self._adopt(weight)
 
+    def _forget(self) -> None:
+        """Make the handle anew: it holds device addresses. Compiled calls find it only if it exists."""
+        self._weight = self._workspaces = None
+        # After to_empty() the buffer holds nothing yet; loading comes next.
+        with contextlib.suppress(WCodecError):
+            self.packed_weight()
+
     def __getstate__(self) -> dict[str, Any]:
-        # Handles are made anew from the buffers: they hold device addresses.
         return {**self.__dict__, "_weight": None, "_workspaces": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._forget()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":

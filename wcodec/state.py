@@ -90,6 +90,9 @@ class PackedWeight:
         self.overflow = self.bricks + self.brick_bytes
         self._workspaces = workspaces
         self._lock = threading.Lock()
+        # What torch._dynamo.mark_static_address sets; importing that takes seconds. Without it a compiled
+        # function with CUDA graphs would copy the whole weight into its graph's pool on every call.
+        blob._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
         _registry[self.bricks] = self
 
     @property
