@@ -31,7 +31,7 @@ WC_DEVICE void patch_tile(u32 (*tile)[kRowWords], u32 entry) {
 
 // Writes rows row_begin … row_end - 1 of a matrix of `cols` columns; `out` is where row `row_begin` goes, `stride` in
 // elements. Overflow ranges are cut to `overflow_count`, so that a malformed blob cannot read past its list.
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 5)
     bf16_w12_unpack(const u8* __restrict__ bricks, const u32* __restrict__ overflow, u64 overflow_count, u32 table_lo,
                     u32 table_hi, u32 cols, u32 row_begin, u32 row_end, u16* __restrict__ out, u64 stride) {
     alignas(16) __shared__ u32 tiles[kWarps][kQuarterRows][kRowWords];

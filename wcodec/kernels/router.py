@@ -1,78 +1,111 @@
-"""Router logits in one launch: BF16 tokens times the exact FP32 weights, FP32 out."""
+"""Router logits in one launch: BF16 tokens times the exact FP32 weights, FP32 out.
+
+Few tokens go through plain FP32 multiply-adds (``router_fma.cu``), more through the tensor cores, for which
+each weight is split in registers into two or three BF16 values that add up to it (``sm90_router.cu``). Both
+read the checkpoint's own bytes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wcodec.cuda.device import device_index, device_info
+from wcodec.cuda.device import DeviceInfo, device_index, device_info
 from wcodec.cuda.module import load
+from wcodec.cuda.tensormap import encode_tiled
+from wcodec.errors import UnsupportedError
+from wcodec.kernels.gemm import token_map
 
 if TYPE_CHECKING:
     import torch
 
-CLUSTER = 8
-WARPS = 8
-THREADS = 32 * WARPS
 MAX_TOKENS = 256
+
+_ROW_TILE = 64
+_STEP_COLS = 64
+_BOX_COLS = 32
+_MAX_SPLITS = 64
+_SLOT_BYTES = 16
+_SMEM_ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)
-class RouterConfig:
-    """How one instance of ``router.cu`` cuts its work (see the file's header).
+class FmaConfig:
+    """How ``router_fma.cu`` cuts its work: rows per CTA, and weight loads in flight per row and thread."""
 
-    Attributes
-    ----------
-    row_tiles, token_tiles : int
-        Tiles of 16 rows and of 8 tokens per warp.
-    warp_rows, warp_tokens : int
-        Warps along rows and tokens; the rest of the eight shares K.
-    depth : int
-        Chunks of 32 columns in flight per warp.
-    """
-
-    row_tiles: int
-    token_tiles: int
-    warp_rows: int
-    warp_tokens: int
+    rows: int
     depth: int
+
+    threads = 256
+
+    def defines(self, tokens: int) -> dict[str, int]:
+        """Macros of the instance for up to 8 tokens."""
+        at_least = next(size for size in (1, 2, 4, 8) if tokens <= size)
+        return {"WC_TOKENS": at_least, "WC_ROWS": self.rows, "WC_DEPTH": self.depth}
+
+
+@dataclass(frozen=True)
+class WgmmaConfig:
+    """How ``sm90_router.cu`` cuts its work: tokens per CTA, stages of the ring, consumer warpgroups."""
+
+    tokens: int
+    stages: int
+    consumers: int
+
+    def __post_init__(self) -> None:
+        if self.stages % self.consumers:
+            raise ValueError(f"{self.stages} stages are not dealt out evenly to {self.consumers} consumers")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA: the consumers and a warp that copies."""
+        return 128 * self.consumers + 32
+
+    @property
+    def slots(self) -> int:
+        """16-byte pieces of a tile's sums."""
+        return 16 * self.tokens
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: ring, sums of every warpgroup, barriers, alignment."""
+        stage = 4 * _ROW_TILE * _STEP_COLS + 2 * self.tokens * _STEP_COLS
+        sums = _SLOT_BYTES * self.slots * self.consumers
+        return self.stages * (stage + 16) + sums + _SMEM_ALIGNMENT
 
     def defines(self, parts: int) -> dict[str, int]:
         """Macros of the instance; `parts` BF16 values per weight."""
         return {
             "WC_PARTS": parts,
-            "WC_ROW_TILES": self.row_tiles,
-            "WC_TOKEN_TILES": self.token_tiles,
-            "WC_WARP_ROWS": self.warp_rows,
-            "WC_WARP_TOKENS": self.warp_tokens,
-            "WC_DEPTH": self.depth,
-            "WC_CTAS_PER_SM": 2,  # clusters of 8 do not fill 132 SMs: some SMs must take two CTAs at once
+            "WC_TOKENS": self.tokens,
+            "WC_STAGES": self.stages,
+            "WC_CONSUMERS": self.consumers,
         }
 
-    def grid(self, rows: int, tokens: int) -> tuple[int, int, int]:
-        """CTAs: cluster, row tiles, token tiles."""
-        tile_rows, tile_tokens = 16 * self.row_tiles * self.warp_rows, 8 * self.token_tiles * self.warp_tokens
-        return CLUSTER, -(-rows // tile_rows), -(-tokens // tile_tokens)
+    def grid(self, rows: int, cols: int, tokens: int, processors: int) -> tuple[int, int, int]:
+        """CTAs: K splits, row tiles, token tiles; K is split until one wave is full."""
+        tiles = -(-rows // _ROW_TILE) * -(-tokens // self.tokens)
+        most = min(processors // tiles, _MAX_SPLITS, -(-cols // _STEP_COLS))
+        splits = 1 << max(most, 1).bit_length() - 1
+        splits = max(splits, self.slots // (128 * self.consumers))  # a slice has a thread per slot
+        return splits, -(-rows // _ROW_TILE), -(-tokens // self.tokens)
 
-    @property
-    def inbox_bytes(self) -> int:
-        """Dynamic shared memory: 64 bytes per tile and per warp that shares K in a cluster."""
-        return self.row_tiles * self.token_tiles * WARPS * CLUSTER * 64
+    def workspace_bytes(self, grid: tuple[int, int, int]) -> int:
+        """Bytes of the inboxes, zero between launches."""
+        return grid[0] * grid[1] * grid[2] * self.slots * _SLOT_BYTES
 
 
 # Fastest on an H200 for 256 × 8192 weights, by the largest number of tokens they serve.
-CONFIGS: dict[int, RouterConfig] = {
-    8: RouterConfig(1, 1, 1, 1, 4),
-    16: RouterConfig(1, 2, 1, 1, 4),
-    32: RouterConfig(1, 4, 1, 1, 2),
-    64: RouterConfig(1, 4, 1, 2, 2),
-    128: RouterConfig(2, 4, 1, 2, 1),
-    MAX_TOKENS: RouterConfig(2, 4, 2, 2, 1),
+CONFIGS: dict[int, FmaConfig | WgmmaConfig] = {
+    8: FmaConfig(2, 8),
+    16: WgmmaConfig(16, 4, 4),
+    32: WgmmaConfig(32, 4, 4),
+    MAX_TOKENS: WgmmaConfig(64, 6, 2),
 }
 
 
-def choose(tokens: int) -> RouterConfig:
-    """Return the instance for 1 … 256 tokens."""
+def choose(tokens: int) -> FmaConfig | WgmmaConfig:
+    """Return the configuration for 1 … 256 tokens."""
     return next(config for most, config in CONFIGS.items() if tokens <= most)
 
 
@@ -94,64 +127,112 @@ def exact_parts(weight: torch.Tensor) -> int | None:
     return None
 
 
-def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernel takes these operands: Hopper or newer, aligned rows, at most 256 tokens."""
-    return (
-        device_info(device_index(weight.device)).capability >= (9, 0)
-        and 0 < x.shape[0] <= MAX_TOKENS
-        and weight.numel() > 0
-        and weight.shape[1] % 8 == 0
-        and all(m.stride(1) == 1 and m.data_ptr() % 16 == 0 for m in (x, weight))
-        and (x.shape[0] == 1 or x.stride(0) % 8 == 0)
-        and weight.stride(0) % 4 == 0
-    )
-
-
-def router(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    parts: int,
-    *,
-    config: RouterConfig | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Multiply tokens by FP32 weights, ``x @ weight.T``, accumulating exact products in FP32.
+def serves(weight: torch.Tensor, tokens: int, parts: int | None, info: DeviceInfo) -> bool:
+    """Whether one launch multiplies `tokens` tokens by an FP32 matrix exactly on a GPU.
 
     Parameters
     ----------
-    x : torch.Tensor of bfloat16, shape (m, K)
-        1 … 256 finite tokens (an infinity would meet the zeros among the parts and give NaN).
     weight : torch.Tensor of float32, shape (N, K)
-    parts : int
+    tokens : int
+    parts : int or None
         From `exact_parts`.
-    config : RouterConfig, optional
-        From `choose` by default.
-    out : torch.Tensor of float32, shape (m, N), optional
-        Contiguous; new where None.
-
-    Returns
-    -------
-    torch.Tensor of float32, shape (m, N)
-        The same bits in every run.
+    info : DeviceInfo
     """
-    import torch
+    if not 0 < tokens <= MAX_TOKENS or not weight.numel() or weight.shape[1] % 8 or weight.stride(1) != 1:
+        return False
+    if weight.data_ptr() % 16 or weight.stride(0) % 4:
+        return False
+    config = choose(tokens)
+    if isinstance(config, FmaConfig):
+        return True
+    rows, cols = weight.shape
+    splits, row_tiles, token_tiles = config.grid(rows, cols, tokens, info.multiprocessors)
+    # Its CTAs wait for each other, so all must be resident.
+    one_wave = splits * row_tiles * token_tiles <= info.multiprocessors
+    return info.has_wgmma and parts is not None and one_wave
 
-    tokens, cols = x.shape
-    rows = weight.shape[0]
-    config = config or choose(tokens)
-    if out is None:
-        out = torch.empty(tokens, rows, dtype=torch.float32, device=x.device)
-    kernel = load("router.cu", config.defines(parts), weight.device)
-    launch = kernel.frame("PQPQPIII", config.grid(rows, tokens), THREADS, config.inbox_bytes, (CLUSTER, 1, 1))
-    launch(
-        torch.cuda.current_stream(x.device).cuda_stream,
-        weight.data_ptr(),
-        weight.stride(0),
-        x.data_ptr(),
-        x.stride(0),
-        out.data_ptr(),
-        rows,
-        cols,
-        tokens,
-    )
-    return out
+
+class Router:
+    """The logits of one router for one number of tokens, bound to its weights.
+
+    Parameters
+    ----------
+    weight : torch.Tensor of float32, shape (N, K)
+        On a CUDA device; kept alive.
+    tokens : int
+        m, 1 … 256.
+    parts : int or None
+        From `exact_parts`; None serves few tokens only.
+    config : FmaConfig or WgmmaConfig, optional
+        From `choose` by default.
+
+    Attributes
+    ----------
+    workspace_bytes : int
+        Zeroed bytes that a launch needs and leaves zero.
+    arithmetic : str
+        How the exact FP32 weights are multiplied, for people.
+
+    Raises
+    ------
+    UnsupportedError
+        Where `serves` is false.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        tokens: int,
+        parts: int | None,
+        *,
+        config: FmaConfig | WgmmaConfig | None = None,
+    ) -> None:
+        index = device_index(weight.device)
+        info = device_info(index)
+        if not serves(weight, tokens, parts, info):
+            raise UnsupportedError(f"no router kernel for {tokens} tokens and weights {list(weight.shape)}")
+        self.weight, self.tokens = weight, tokens
+        self._config = config = config or choose(tokens)
+        rows, cols = weight.shape
+        self.workspace_bytes = 0
+        if isinstance(config, FmaConfig):
+            self.arithmetic = "FP32 multiply-adds"
+            kernel = load("router_fma.cu", config.defines(tokens), index)
+            self._frame = kernel.frame("PQPQPIII", -(-rows // config.rows), config.threads)
+            return
+        assert parts is not None
+        self.arithmetic = f"weights split exactly into {'hi + lo' if parts == 2 else 'hi + mid + lo'} in BF16"
+        grid = config.grid(rows, cols, tokens, info.multiprocessors)
+        self.workspace_bytes = config.workspace_bytes(grid)
+        self._slice_shift = (config.slots // grid[0]).bit_length() - 1
+        self._weight_map = encode_tiled(
+            weight.data_ptr(), "f32", (cols, rows), (_BOX_COLS, _ROW_TILE), strides=(4 * weight.stride(0),)
+        ).data
+        kernel = load("sm90_router.cu", config.defines(parts), index)
+        self._frame = kernel.frame("TTPPIIII", grid, config.threads, config.shared_bytes)
+
+    def __call__(self, stream: int, x: int, x_stride: int, out: int, *, workspace: int = 0) -> None:
+        """Launch ``out = x · weightᵀ``; the same bits every time.
+
+        Parameters
+        ----------
+        stream : int
+            CUDA stream handle.
+        x, out : int
+            Device addresses: x (m × K, BF16, 16-byte aligned, finite), out (m × N, FP32, contiguous). An
+            infinity in x would meet the zeros among the parts and give NaN.
+        x_stride : int
+            Elements between the rows of x, a multiple of 8.
+        workspace : int
+            Address of `workspace_bytes` zeroed bytes that no overlapping launch uses.
+        """
+        rows, cols = self.weight.shape
+        config = self._config
+        if isinstance(config, FmaConfig):
+            stride = self.weight.stride(0)
+            self._frame(stream, self.weight.data_ptr(), stride, x, x_stride, out, rows, cols, self.tokens)
+            return
+        tokens_map = token_map(x, self.tokens, cols, x_stride, config.tokens)
+        self._frame(
+            stream, self._weight_map, tokens_map, out, workspace, rows, cols, self.tokens, self._slice_shift
+        )
