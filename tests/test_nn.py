@@ -168,6 +168,9 @@ def test_moves_and_casts_keep_the_weight() -> None:
     module = PackedLinear.from_linear(layer)
     module.to("cpu").float().bfloat16().half()
     assert torch.equal(module(x), expected(layer, x))
+    both = PackedLinear.from_linear(layer, keep="both").half()
+    assert both.original is not None
+    assert torch.equal(both.original, layer.weight)
     with pytest.raises(WCodecError, match="holds no weight yet"):
         module.to("meta")(x)
 

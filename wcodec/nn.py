@@ -211,10 +211,14 @@ class PackedLinear(torch.nn.Module):
         self.original = None if weight.is_raw else weight.original
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
-        before = self.packed.device
+        before, original = self.packed.device, self.original
+        self.original = None  # it moves, but its bits are never cast
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.packed.device != before:
+            self.original = None if original is None else original.to(self.packed.device)
             self._forget()
+        else:
+            self.original = original
         return self
 
     def _load_from_state_dict(
