@@ -16,6 +16,8 @@ from wcodec.container.manifest import Manifest
 from wcodec.container.pipeline import CHUNK_BYTES
 from wcodec.container.record import RECORD_NAME, SourceRecord
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
+from wcodec.formats import by_id
+from wcodec.formats.base import Format
 from wcodec.packed import PackedTensor
 from wcodec.readers.bytefile import LocalFile
 from wcodec.readers.safetensors import Entry, parse_header
@@ -175,7 +177,7 @@ class PackedFile:
         if part.packed is None:
             return self._bytes(part.stored)[start:stop]
         try:
-            return decode_range(part.packed, start, stop)
+            return _format(part.packed).decode_range(part.packed, start, stop)
         except WCodecError as error:
             raise type(error)(
                 error.problem,
@@ -196,7 +198,7 @@ class PackedFile:
         """
         yield None, 0, self.source.data_start
         for part, at in zip(self.parts, self._starts, strict=True):
-            unit = granule(part.packed) if part.packed is not None else 1
+            unit = _format(part.packed).granule(part.packed) if part.packed is not None else 1
             step = max(CHUNK_BYTES // unit, 1) * unit
             for start in range(0, max(part.nbytes, 1), step):
                 yield part, at + start, at + min(start + step, part.nbytes)
@@ -231,30 +233,5 @@ class _OriginalHead:
         return np.frombuffer(self._head[offset : offset + n].ljust(n, b"\0"), dtype=np.uint8)
 
 
-def granule(packed: PackedTensor) -> int:
-    """Bytes of the original that decode on their own: a row tile, or the whole tensor."""
-    if packed.format == "bf16-w12" and packed.numel:
-        from wcodec.formats.bf16_w12 import TILE
-
-        return 2 * TILE * packed.matrix[1]
-    return max(_original_bytes(packed), 1)
-
-
-def decode_range(packed: PackedTensor, start: int, stop: int) -> U8:
-    """Bytes ``start … stop`` of the original tensor; multiples of `granule` cost nothing extra."""
-    if packed.format != "bf16-w12" or start == stop:
-        return packed.decode().reshape(-1).view(np.uint8)[start:stop]
-    from wcodec.formats.bf16_w12 import TILE, Bf16W12
-
-    rows, cols = packed.matrix
-    unit = 2 * TILE * cols
-    first, last = start // unit, -(-stop // unit)
-    out = np.empty((min(last * TILE, rows) - first * TILE, cols), dtype=np.uint16)
-    Bf16W12().decode_tiles(packed, first, last, out)
-    return out.reshape(-1).view(np.uint8)[start - first * unit : stop - first * unit]
-
-
-def _original_bytes(packed: PackedTensor) -> int:
-    from wcodec.dtypes import DTYPES
-
-    return packed.numel * DTYPES[packed.dtype].bits // 8
+def _format(packed: PackedTensor) -> Format:
+    return by_id(packed.format)

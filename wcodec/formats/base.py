@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from wcodec.dtypes import DTYPES
+
 if TYPE_CHECKING:
     from wcodec.packed import PackedTensor
 
@@ -70,6 +72,28 @@ class Format(ABC):
         MalformedError
             Naming what contradicts what.
         """
+
+    def granule(self, packed: PackedTensor) -> int:
+        """Bytes of the original that decode on their own; a range of whole granules costs nothing extra.
+
+        Formats that cannot decode a part say the whole tensor.
+        """
+        return max(original_bytes(packed.dtype, packed.numel), 1)
+
+    def decode_range(self, packed: PackedTensor, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Bytes ``start … stop`` of the original tensor.
+
+        Raises
+        ------
+        MalformedError
+            As `decode`.
+        """
+        return self.decode(packed).reshape(-1).view(np.uint8)[start:stop]
+
+
+def original_bytes(dtype: str, numel: int) -> int:
+    """Bytes that a tensor takes outside wcodec."""
+    return -(-numel * DTYPES[dtype].bits // 8)
 
 
 def split_axis(shape: Shape, tile: int) -> int:

@@ -226,6 +226,19 @@ class Bf16W12(Format):
         if bad >= 0:
             raise MalformedError(f"the patch word of brick {bad} is malformed")
 
+    def granule(self, packed: PackedTensor) -> int:
+        """See `Format.granule`: one row tile."""
+        return max(2 * TILE * packed.matrix[1], 1)
+
+    def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
+        """See `Format.decode_range`."""
+        rows, cols = packed.matrix
+        unit = self.granule(packed)
+        first, last = start // unit, -(-stop // unit)
+        out = np.empty((max(min(last * TILE, rows) - first * TILE, 0), cols), dtype=np.uint16)
+        self.decode_tiles(packed, first, last, out)
+        return out.reshape(-1).view(np.uint8)[start - first * unit : stop - first * unit]
+
     def parts(self, packed: PackedTensor) -> tuple[U8, U32]:
         """Views of the bricks, shape (bricks, 6208), and of the overflow list."""
         rows, cols = packed.matrix
