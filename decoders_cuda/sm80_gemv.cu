@@ -11,19 +11,25 @@
 // WC_REGISTER_RING 0: weights and x in WC_STAGES slots of shared memory, filled by cp.async; the WC_ROW_WARPS warps of
 //   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
 //
+// WC_SPLIT above 1 (sm_90 and newer): a cluster of that many CTAs shares the rows and splits K; each sums its own groups,
+//   hands every other CTA the sums of that CTA's outputs, and finishes its own. Fewer rows' worth of x per SM.
+//
 // Other macros: WC_TOKENS (1, 8, 16, 24 or 32: tokens at most), WC_MIN_CTAS (per SM, bounds the registers), WC_DECODER
 // (0 bf16-w12, 1 uncompressed bricks), WC_OUT_F32 (1: out is FP32), WC_DUMP (1, for tests: instead of the product, out
 // gets the decoded A operands in the order of uncompressed bricks).
-// Launch: grid = ceil(rows / rows per CTA), block = 32 × WC_K_WARPS × WC_ROW_WARPS, shared memory as below.
+// Launch: grid = ceil(rows / rows per CTA) × WC_SPLIT in clusters of WC_SPLIT, block = 32 × WC_K_WARPS × WC_ROW_WARPS, shared memory as below.
 // x: rows of ldx elements, ldx a multiple of 8, 16-byte aligned; up to the next multiple of 8, zeros follow `cols`.
 #include "sm80_gemv_parts.cuh"
+#if WC_SPLIT > 1
+#include "ptx_sm90.cuh"
+#endif
 
 using namespace wc;
 
 namespace {
 
 constexpr u32 kTokens = WC_TOKENS, kKWarps = WC_K_WARPS, kRowWarps = WC_ROW_WARPS, kQuarters = WC_QUARTERS;
-constexpr u32 kStages = WC_STAGES;
+constexpr u32 kStages = WC_STAGES, kSplit = WC_SPLIT;
 constexpr bool kRegisterRing = WC_REGISTER_RING;
 
 #if WC_DECODER == 0
@@ -38,6 +44,7 @@ using Out = u16;
 #endif
 
 constexpr u32 kWarps = kKWarps * kRowWarps;
+constexpr u32 kGroups = kKWarps * kSplit;  // that share K
 constexpr u32 kThreads = 32 * kWarps;
 constexpr u32 kRows = kRowWarps * kQuarters * gemv::kQuarterRows;
 constexpr u32 kTokenTiles = (kTokens + 7) / 8;
@@ -62,10 +69,18 @@ constexpr u32 kSumFloats = kQuarters * kTokens * kSumStride;
 constexpr u32 kSumOffset = kRegisterRing ? 0 : kWeightsOffset;
 constexpr u32 kSumPitch = (kRegisterRing ? kXSlots * kXSlotBytes : kStages * kWeightSlotBytes) / 4;
 
+constexpr u32 kOutputs = kRows * kTokens;
+#if WC_SPLIT > 1
+// Sums that other CTAs of the cluster hand to this one: [CTA][output]. Nothing overlays them.
+constexpr u32 kShare = (kOutputs + kSplit - 1) / kSplit;
+constexpr u32 kExchangeOffset = kWeightsOffset + kWarps * kStages * kWeightSlotBytes;
+#endif
+
 static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
 static_assert(gemv::kTile % (kQuarters * gemv::kQuarterRows) == 0, "a warp's quarters lie in one brick");
 static_assert(kStages >= (kRegisterRing ? 1 : 2), "WC_STAGES");
 static_assert(kSumFloats <= kSumPitch, "partial sums overlay the ring");
+static_assert(kSplit >= 1 && kSplit <= 8, "WC_SPLIT");
 static_assert(kXWarps == 1 || kKWarps <= 15, "one named barrier per K group beside the CTA's");
 
 WC_DEVICE void sync_sharers(u32 group) {
@@ -84,13 +99,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
               u32 cols, u32 tokens) {
     extern __shared__ __align__(128) u8 smem[];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 group = warp / kRowWarps, row_warp = warp % kRowWarps;
+    const u32 tile = blockIdx.x / kSplit, rank = blockIdx.x % kSplit;
+    const u32 own_group = warp / kRowWarps, row_warp = warp % kRowWarps;
+    const u32 group = rank * kKWarps + own_group;
     const u32 chunks = ceil_div(cols, gemv::kTile);
     const u32 shared = smem_address(smem);
     const Decoder decoder = {{table_lo, table_hi}, overflow};
 
-    // Weights: this warp's quarters of every kKWarps-th brick of its row tile.
-    u32 quarter = (blockIdx.x * kRowWarps + row_warp) * kQuarters;
+    // Weights: this warp's quarters of every kGroups-th brick of its row tile.
+    u32 quarter = (tile * kRowWarps + row_warp) * kQuarters;
     if constexpr (kRows > gemv::kTile) quarter = min(quarter, ceil_div(rows, gemv::kTile) * 4 - kQuarters);
     const u8* const brick = bricks + static_cast<u64>(quarter / 4 * chunks + group) * Decoder::kBrickBytes;
     const u8* plane_load = brick + quarter % 4 * kQuarterBytes + lane * 16;
@@ -102,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                             lane % 4 * 4;
 
     // x: 16-byte units of 8 columns, swizzled within a token's 128 bytes so that ldmatrix meets no bank conflict.
-    const u32 x_slots = shared + (kRegisterRing ? warp : group) * kXSlots * kXSlotBytes;
+    const u32 x_slots = shared + (kRegisterRing ? warp : own_group) * kXSlots * kXSlotBytes;
     const u32 x_thread = kXWarps == 1 ? lane : row_warp * 32 + lane;
     const u32 x_token = x_thread / 8, x_unit = x_thread % 8;
     u32 x_store = x_slots + x_token * 128 + (x_unit ^ x_token % 8) * 16;
@@ -122,20 +139,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     u32 base = group;  // the pointers, and `ahead` in chunks of this warp, count from chunk `base`
 
     const auto fill_x = [&](u32 slot, u32 ahead) {
-        const bool valid = (base + ahead * kKWarps) * gemv::kTile + x_unit * 8 < cols;
+        const bool valid = (base + ahead * kGroups) * gemv::kTile + x_unit * 8 < cols;
         WC_UNROLL
         for (u32 i = 0; i < kXCopies; ++i) {
             // Four tokens further the swizzle flips bit 2 of the unit.
             const u32 flip = kXRowsPerCopy % 8 == 0 ? 0 : i % 2 * 64;
             if (x_token + i * kXRowsPerCopy < (kTokens == 1 ? 1 : tokens)) {
                 copy_async((x_store ^ flip) + slot * kXSlotBytes + i * kXRowsPerCopy * 128,
-                           x_load + ahead * kKWarps * gemv::kTile + static_cast<u64>(i * kXRowsPerCopy) * ldx, valid);
+                           x_load + ahead * kGroups * gemv::kTile + static_cast<u64>(i * kXRowsPerCopy) * ldx, valid);
             }
         }
     };
     const auto fill = [&](u32 stage, u32 x_slot, u32 ahead) {
-        if (base + ahead * kKWarps < chunks) {
-            constexpr u32 kStride = kKWarps * Decoder::kBrickBytes;
+        if (base + ahead * kGroups < chunks) {
+            constexpr u32 kStride = kGroups * Decoder::kBrickBytes;
             WC_UNROLL
             for (u32 q = 0; q < kQuarters; ++q) {
                 WC_UNROLL
@@ -162,6 +179,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
         copy_commit();
     };
 
+#if WC_SPLIT > 1
+    cluster_arrive();
+#endif
     constexpr u32 kAhead = kRegisterRing ? kStages : kStages - 1;
     WC_UNROLL
     for (u32 stage = 0; stage < kAhead; ++stage) fill(stage, stage, stage);
@@ -169,12 +189,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     float sums[kQuarters][kTokenTiles][4] = {};
     u32 half = 0;  // register ring: which half of the x slots is being read
     WC_NO_UNROLL
-    for (; base < chunks; base += kStages * kKWarps) {
+    for (; base < chunks; base += kStages * kGroups) {
         WC_UNROLL
         for (u32 stage = 0; stage < kStages; ++stage) {
-            if (stage > 0 && base + stage * kKWarps >= chunks) break;
+            if (stage > 0 && base + stage * kGroups >= chunks) break;
             copy_wait<kAhead - 1>();
-            sync_sharers(group);
+            sync_sharers(own_group);
             if constexpr (!kRegisterRing) fill((stage + kAhead) % kStages, (stage + kAhead) % kStages, stage + kAhead);
             const u32 x_slot = x_matrix + (half + stage) * kXSlotBytes;
             WC_UNROLL
@@ -196,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                     decoder.decode(a, loaded, patch, lane);
                 }
 #if WC_DUMP
-                const u32 index = (quarter / 4 * chunks + base + stage * kKWarps) * 4 + quarter % 4 + q;
+                const u32 index = (quarter / 4 * chunks + base + stage * kGroups) * 4 + quarter % 4 + q;
                 for (u32 r = 0; r < 16; ++r) {
                     reinterpret_cast<u32*>(out)[index * 512 + r / 4 * 128 + lane * 4 + r % 4] = a[r];
                 }
@@ -214,9 +234,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
             }
         }
         if constexpr (kRegisterRing) half = kStages - half;
-        plane_load += kStages * kKWarps * Decoder::kBrickBytes;
-        patch_load += kStages * kKWarps * Decoder::kBrickBytes;
-        x_load += kStages * kKWarps * gemv::kTile;
+        plane_load += kStages * kGroups * Decoder::kBrickBytes;
+        patch_load += kStages * kGroups * Decoder::kBrickBytes;
+        x_load += kStages * kGroups * gemv::kTile;
     }
 
 #if WC_DUMP
@@ -243,21 +263,45 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
         }
     }
     __syncthreads();
-    WC_NO_UNROLL
-    for (u32 i = threadIdx.x; i < kRows * kTokens; i += kThreads) {
+    const auto own_sum = [&](u32 i) {
         const u32 r = i % 16, token = i / 16 % kTokens, q = i / 16 / kTokens;
-        const u32 row = blockIdx.x * kRows + q * 16 + r;
-        if (row >= rows || token >= tokens) continue;
-        const float* const column = partial + q / kQuarters * kSumPitch +
-                                    (q % kQuarters * kTokens + token) * kSumStride + r;
+        const float* const column =
+            partial + q / kQuarters * kSumPitch + (q % kQuarters * kTokens + token) * kSumStride + r;
         float sum = 0.0f;
         WC_UNROLL
         for (u32 k = 0; k < kKWarps; ++k) sum += column[k * kRowWarps * kSumPitch];
+        return sum;
+    };
+    const auto finish = [&](u32 i, float sum) {
+        const u32 token = i / 16 % kTokens, row = tile * kRows + i / 16 / kTokens * 16 + i % 16;
+        if (row >= rows || token >= tokens) return;
         if (bias != nullptr) sum += f32_from_bf16(bias[row]);
         if constexpr (sizeof(Out) == 4) {
             out[static_cast<u64>(token) * ldo + row] = sum;
         } else {
             out[static_cast<u64>(token) * ldo + row] = bf16(sum);
         }
+    };
+#if WC_SPLIT > 1
+    cluster_wait();  // all CTAs have started
+    WC_NO_UNROLL
+    for (u32 i = threadIdx.x; i < kOutputs; i += kThreads) {
+        const u32 owner = i / kShare;
+        gemv::store_cluster(cluster_address(shared + kExchangeOffset + (rank * kShare + i - owner * kShare) * 4, owner),
+                      own_sum(i));
     }
+    cluster_arrive();
+    cluster_wait();
+    const float* const handed = reinterpret_cast<const float*>(smem + kExchangeOffset);
+    WC_NO_UNROLL
+    for (u32 j = threadIdx.x; j < kShare && rank * kShare + j < kOutputs; j += kThreads) {
+        float sum = 0.0f;
+        WC_UNROLL
+        for (u32 r = 0; r < kSplit; ++r) sum += handed[r * kShare + j];
+        finish(rank * kShare + j, sum);
+    }
+#else
+    WC_NO_UNROLL
+    for (u32 i = threadIdx.x; i < kOutputs; i += kThreads) finish(i, own_sum(i));
+#endif
 }

@@ -54,5 +54,10 @@ struct Bf16 {
     }
 };
 
+// A float into the shared memory of a CTA of this cluster (sm_90 and newer).
+WC_DEVICE void store_cluster(u32 remote, float v) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
+}
+
 }  // namespace gemv
 }  // namespace wc

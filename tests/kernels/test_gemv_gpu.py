@@ -140,7 +140,7 @@ def test_a_registers_hold_the_original_bits(name: str, weights: str) -> None:
     out = torch.zeros(-(-w.rows // 64) * -(-w.cols // 64) * 4096, device="cuda", dtype=torch.bfloat16)
     x = torch.zeros(1, w.cols, device="cuda", dtype=torch.bfloat16)
     kernel = load(SOURCE, {**config.defines(), "WC_DUMP": 1, "WC_MIN_CTAS": 1}, 0)
-    frame = kernel.frame(LAYOUT, config.grid(w.rows), config.threads, config.shared_bytes)
+    frame = kernel.frame(LAYOUT, config.grid(w.rows), config.threads, config.shared_bytes, config.split)
     b = w.bricks["bf16-w12"]
     frame(
         torch.cuda.current_stream().cuda_stream,

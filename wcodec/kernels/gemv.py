@@ -1,23 +1,27 @@
 """The fused product for 1 … 32 tokens on mma.sync (``sm80_gemv.cu``), host side.
 
-A `GemvConfig` is one compiled instance; a `Gemv` launches it for one matrix. Measured configurations lie in
-``gemv.json`` beside this file; `default_config` is the rule for shapes that nobody measured.
+A `GemvConfig` is one compiled instance; a `Gemv` launches it for one matrix. `INSTANCES` are those that won
+on some shape. What each shape took on H200 lies in ``gemv.json`` beside this file; `default_config` is the
+rule for shapes that nobody measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wcodec.cuda.module import Frame, load
 from wcodec.errors import WCodecError
 
 if TYPE_CHECKING:
+    from wcodec.cuda.device import DeviceInfo
     from wcodec.kernels.gemm import Bricks
 
 SOURCE = "sm80_gemv.cu"
 TOKENS = (1, 8, 16, 24, 32)
 MAX_TOKENS = 32
+MAX_SPLIT = 8
+_FIRST_CLUSTERS = (9, 0)
 TILE = 64
 QUARTER_ROWS = 16
 SHARED_LIMIT_BYTES = 227 << 10
@@ -48,6 +52,8 @@ class GemvConfig:
         Keep them in registers instead of shared memory.
     min_ctas : int
         CTAs that must fit into one SM; bounds the registers.
+    split : int
+        CTAs of a cluster that share rows and split K; above 1 only on compute capability 9.0 and newer.
     decoder : str
         ``bf16-w12``, or ``bf16`` for uncompressed bricks.
     out_f32 : bool
@@ -61,6 +67,7 @@ class GemvConfig:
     stages: int
     register_ring: bool
     min_ctas: int
+    split: int = 1
     decoder: str = "bf16-w12"
     out_f32: bool = False
 
@@ -71,6 +78,8 @@ class GemvConfig:
             raise ValueError(f"no CTA of {self.k_warps} × {self.row_warps} warps")
         if not self.register_ring and (self.stages < 2 or (self.row_warps > 1 and self.k_warps > 15)):
             raise ValueError(f"no ring of {self.stages} stages shared by {self.k_warps} groups")
+        if not 1 <= self.split <= MAX_SPLIT:
+            raise ValueError(f"no cluster of {self.split} CTAs")
         if self._sum_pitch < self.quarters * self.tokens * _SUM_STRIDE_BYTES:
             raise ValueError(f"{self.stages} stages leave no room for the partial sums")
         if self.shared_bytes > SHARED_LIMIT_BYTES:
@@ -91,9 +100,12 @@ class GemvConfig:
         """Dynamic shared memory of one CTA."""
         x_slot = self.tokens * _CHUNK_ROW_BYTES
         if self.register_ring:
-            return self.k_warps * self.row_warps * 2 * self.stages * x_slot
-        weights = self.row_warps * self.quarters * _SLOT_BYTES[self.decoder]
-        return self.k_warps * self.stages * (x_slot + weights)
+            ring = self.k_warps * self.row_warps * 2 * self.stages * x_slot
+        else:
+            weights = self.row_warps * self.quarters * _SLOT_BYTES[self.decoder]
+            ring = self.k_warps * self.stages * (x_slot + weights)
+        exchange = 0 if self.split == 1 else self.split * -(-self.rows * self.tokens // self.split) * 4
+        return ring + exchange
 
     @property
     def _sum_pitch(self) -> int:
@@ -109,6 +121,7 @@ class GemvConfig:
             "WC_ROW_WARPS": self.row_warps,
             "WC_QUARTERS": self.quarters,
             "WC_STAGES": self.stages,
+            "WC_SPLIT": self.split,
             "WC_REGISTER_RING": int(self.register_ring),
             "WC_MIN_CTAS": self.min_ctas,
             "WC_DECODER": _DECODERS[self.decoder],
@@ -117,7 +130,92 @@ class GemvConfig:
 
     def grid(self, rows: int) -> int:
         """CTAs of one product."""
-        return -(-rows // self.rows)
+        return -(-rows // self.rows) * self.split
+
+
+def _registers(
+    tokens: int, k_warps: int, row_warps: int, quarters: int, stages: int, min_ctas: int
+) -> GemvConfig:
+    return GemvConfig(tokens, k_warps, row_warps, quarters, stages, True, min_ctas)
+
+
+def _shared(
+    tokens: int, k_warps: int, row_warps: int, quarters: int, stages: int, min_ctas: int, split: int = 1
+) -> GemvConfig:
+    return GemvConfig(tokens, k_warps, row_warps, quarters, stages, False, min_ctas, split)
+
+
+#: Per number of tokens, the instances that won on some shape of H200, with the most rows (N) that the rule
+#: gives them. Few rows: deep rings in shared memory keep few SMs busy. Many rows: short rings in registers,
+#: several CTAs per SM. Many tokens: rows side by side share x.
+INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
+    1: (
+        (1536, _shared(1, 16, 1, 1, 4, 2)),
+        (3072, _shared(1, 10, 2, 1, 3, 1)),
+        (6144, _registers(1, 16, 1, 1, 2, 2)),
+        (16384, _registers(1, 8, 2, 1, 2, 2)),
+        (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
+    ),
+    8: (
+        (1536, _shared(8, 14, 1, 1, 3, 2)),
+        (3072, _shared(8, 8, 2, 1, 4, 1)),
+        (6144, _registers(8, 16, 1, 1, 2, 2)),
+        (16384, _registers(8, 8, 1, 1, 2, 4)),
+        (1 << 32, _registers(8, 2, 4, 1, 2, 4)),
+    ),
+    16: (
+        (1536, _shared(16, 16, 1, 1, 3, 1)),
+        (6144, _shared(16, 12, 1, 2, 2, 1)),
+        (16384, _registers(16, 8, 1, 2, 1, 3)),
+        (1 << 32, _shared(16, 2, 4, 2, 2, 3)),
+    ),
+    32: (
+        (1536, _shared(32, 8, 1, 1, 3, 1)),
+        (3072, _shared(32, 4, 4, 1, 3, 1, split=3)),
+        (6144, _shared(32, 12, 1, 2, 2, 1)),
+        (16384, _shared(32, 4, 2, 2, 3, 1)),
+        (1 << 32, _shared(32, 2, 4, 2, 2, 2)),
+    ),
+}
+
+
+def instances(tokens: int, info: DeviceInfo) -> tuple[tuple[int, GemvConfig], ...]:
+    """Return the row of `INSTANCES` for a number of tokens, as far as a GPU can run it.
+
+    Other GPUs than Hopper's may have less shared memory and no clusters, and their code needs more registers
+    than the bound that the timings on Hopper led to.
+    """
+    found = next(INSTANCES[count] for count in INSTANCES if tokens <= count)
+    if info.capability == (9, 0):
+        return found
+    return tuple(
+        (rows, replace(config, min_ctas=1))
+        for rows, config in found
+        if config.shared_bytes <= info.max_shared_bytes
+        and (config.split == 1 or info.capability >= _FIRST_CLUSTERS)
+    )
+
+
+def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemvConfig:
+    """Return the rule's instance for a product that nobody measured.
+
+    Parameters
+    ----------
+    n, k, tokens : int
+        Sizes of the product; at most `MAX_TOKENS` tokens.
+    info : DeviceInfo
+        The GPU.
+    """
+    found = instances(tokens, info)
+    return next((config for rows, config in found if n <= rows), found[-1][1])
+
+
+def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemvConfig]:
+    """Return the instances worth timing for a product, the rule's first; none above `MAX_TOKENS`."""
+    if tokens > MAX_TOKENS:
+        return []
+    first = default_config(n, k, tokens, info)
+    return [first, *(config for _, config in instances(tokens, info) if config != first)]
 
 
 class Gemv:
@@ -140,7 +238,7 @@ class Gemv:
         self.config, self.bricks, self.tokens = config, bricks, tokens
         kernel = load(SOURCE, config.defines(), device)
         grid = config.grid(bricks.rows)
-        self._frame: Frame = kernel.frame(LAYOUT, grid, config.threads, config.shared_bytes)
+        self._frame: Frame = kernel.frame(LAYOUT, grid, config.threads, config.shared_bytes, config.split)
 
     def __call__(
         self, stream: int, x: int, x_stride: int, out: int, out_stride: int, *, bias: int = 0
