@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import DeviceInfo, device_info
-from wcodec.fused import GEMM, GEMV, KERNELS, supported
-from wcodec.paths import Run, chunked_path, cpu_path, decode_path, original_path, router_path
+from wcodec.fused import GEMM, GEMV, KERNELS, bind_router, supported
+from wcodec.paths import Run, chunked_path, cpu_path, decode_path, original_path
 from wcodec.tables import CLASSES, Entry, Found, tables_for, token_class
 
 if TYPE_CHECKING:
@@ -158,13 +158,13 @@ def _choose_many(
 
 
 def _raw_plan(weight: PackedWeight, tokens: int) -> Plan:
-    router = router_path(weight, tokens) if weight.is_router else None
-    if router is not None:
-        run, workspace_bytes, arithmetic = router
-        choice = Choice(ROUTER, f"one launch, FP32 logits: {arithmetic}")
-        return Plan(tokens, choice, run, workspace_bytes)
-    why = "the weight is stored raw: no format makes it smaller"
-    return Plan(tokens, Choice(CUBLAS, why), original_path(weight))
+    plain = original_path(weight)
+    bound = bind_router(weight, tokens, plain)
+    if bound is None:
+        why = "the weight is stored raw: no format makes it smaller"
+        return Plan(tokens, Choice(CUBLAS, why), plain)
+    why = f"FP32 logits of BF16 tokens in one launch, {bound.remark}"
+    return Plan(tokens, Choice(ROUTER, why), bound.run, bound.workspace_bytes)
 
 
 def _default(path: str, n: int, k: int, tokens: int, info: DeviceInfo) -> Any:

@@ -10,6 +10,7 @@ from wcodec.cuda.device import DeviceInfo, device_info
 from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
 from wcodec.kernels.gemv import MAX_TOKENS, TOKENS, Gemv, GemvConfig
 from wcodec.kernels.pack import split_table
+from wcodec.kernels.router import Router, serves
 from wcodec.paths import Run
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ _ROW_ELEMENTS = 8  # rows of x start on 16 bytes: `wcodec.linear` sees to it
 
 @dataclass(frozen=True)
 class Bound:
-    """A kernel bound to one weight and token count, and the workspace that a launch needs."""
+    """A kernel bound to one weight and token count, the workspace a launch needs, a remark for people."""
 
     run: Run
     workspace_bytes: int
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,35 @@ def _bind_gemv(weight: PackedWeight, tokens: int, config: GemvConfig) -> Bound:
         )
 
     return Bound(run, 0)
+
+
+def bind_router(weight: PackedWeight, tokens: int, plain: Run) -> Bound | None:
+    """Bind the router kernel to a router's weights; None where it does not serve them.
+
+    FP32 tokens go the `plain` way: the kernel takes BF16.
+    """
+    import torch
+
+    index, matrix = weight.device.index, weight.original
+    if not weight.is_router or matrix is None:
+        return None
+    if not serves(matrix, tokens, weight.router_parts, device_info(index)):
+        return None
+    kernel = Router(matrix, tokens, weight.router_parts)
+    k, nbytes, workspaces = weight.k, kernel.workspace_bytes, weight.workspaces
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def run(x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        if x.dtype != torch.bfloat16:
+            plain(x, out, bias)
+            return
+        stream = current_stream(index)
+        workspace = workspaces.block(stream, nbytes) if nbytes else 0
+        kernel(stream, x.data_ptr(), k, out.data_ptr(), workspace=workspace)
+        if bias is not None:
+            out += bias
+
+    return Bound(run, nbytes, kernel.arithmetic)
 
 
 def _default_gemv(n: int, k: int, tokens: int, info: DeviceInfo) -> GemvConfig:

@@ -61,27 +61,6 @@ def decode_path(weight: PackedWeight, decode_bytes: int = DECODE_BYTES) -> Run:
     return run
 
 
-def router_path(weight: PackedWeight, parts: int) -> Run:
-    """Return FP32 logits of BF16 tokens in one launch; what the kernel does not take goes to cuBLAS."""
-    import torch
-
-    from wcodec.kernels.router import router, supports
-
-    assert weight.original is not None
-    matrix = weight.original.view(weight.n, weight.k)
-    plain = original_path(weight)
-
-    def run(x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-        if x.dtype != torch.bfloat16 or not supports(x, matrix):
-            plain(x, out, bias)
-            return
-        router(x, matrix, parts, out=out)
-        if bias is not None:
-            out += bias
-
-    return run
-
-
 def cpu_path(weight: PackedWeight) -> Run:
     """Return decode and multiply on the host, summed in FP32, in row groups of bounded memory."""
     import torch
