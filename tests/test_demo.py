@@ -71,6 +71,20 @@ def test_exceptions_of_minilm_with_consecutive_windows(report: Report) -> None:
 
 
 @needs_weights
+def test_whole_patterns_hold_hardly_less_than_their_fields(folder: Path, report: Report) -> None:
+    """What docs/analyze.md says of the floor."""
+    from wcodec.analysis.fields import entropy
+    from wcodec.bits import histogram
+    from wcodec.readers import open_source
+
+    name = "embeddings.word_embeddings.weight"
+    with open_source(folder / "model.safetensors") as model:
+        joint = entropy(histogram(model[name].read().view("<u2")))
+    fields = next(t.floor_bits_per_weight for t in report.tensors if t.name == name)
+    assert (round(joint, 2), round(fields, 2)) == (10.53, 10.58)
+
+
+@needs_weights
 def test_the_cast_is_to_nearest_even(folder: Path, output: str) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file

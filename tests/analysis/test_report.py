@@ -89,6 +89,17 @@ def test_schema(report: Report) -> None:
             assert list(tensor["coverage"]["high_exponent"]) == [str(n) for n in range(4, 17)]
 
 
+def test_the_documentation_names_every_key(report: Report) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "analyze.md").read_text()
+    data = json.loads(report.to_json())
+    totals = data["totals"]
+    for group in (data, totals, totals["bf16"], data["sources"][0], data["gpu"], data["tensors"][0]):
+        for key in group:
+            assert f"`{key}`" in page or f"`{key}[]`" in page, key
+    for kind in {t.kind for t in report.tensors}:
+        assert f"`{kind}`" in page
+
+
 def test_nan_is_null(report: Report) -> None:
     text = report.to_json()
     assert not re.search(r"\b(NaN|Infinity)\b", text)
