@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import DeviceInfo, device_info
+from wcodec.kernels import gemv
 from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
-from wcodec.kernels.gemv import MAX_TOKENS, TOKENS, Gemv, GemvConfig
+from wcodec.kernels.gemv import Gemv, GemvConfig
 from wcodec.kernels.pack import split_table
 from wcodec.kernels.router import Router, serves
 from wcodec.paths import Run
@@ -143,14 +144,6 @@ def bind_router(weight: PackedWeight, tokens: int, plain: Run) -> Bound | None:
     return Bound(run, nbytes, kernel.arithmetic)
 
 
-def _default_gemv(n: int, k: int, tokens: int, info: DeviceInfo) -> GemvConfig:
-    """Sixteen warps share K and keep their weights in registers; from 17 tokens on, four by four share x."""
-    most = next(count for count in TOKENS if tokens <= count)
-    if most <= 16:
-        return GemvConfig(most, 16, 1, 1, 2, register_ring=True, min_ctas=1)
-    return GemvConfig(most, 4, 4, 1, 3, register_ring=False, min_ctas=1)
-
-
 def _default_gemm(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
     """Two row tiles per CTA, K split until the SMs are full, and as deep a ring as fits."""
     tile_tokens = next((count for count in _TILE_TOKENS if tokens <= count), _TILE_TOKENS[-1])
@@ -169,11 +162,9 @@ KERNELS: dict[str, Kernel] = {
     GEMV: Kernel(
         supported=lambda info: info.capability >= (8, 0),
         config=lambda values: GemvConfig(**values),
-        default=_default_gemv,
+        default=gemv.default_config,
         bind=_bind_gemv,
-        candidates=lambda n, k, tokens, info: (
-            [_default_gemv(n, k, tokens, info)] if tokens <= MAX_TOKENS else []
-        ),
+        candidates=gemv.candidates,
     ),
     GEMM: Kernel(
         supported=lambda info: info.has_wgmma,
