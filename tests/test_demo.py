@@ -74,6 +74,7 @@ def test_exceptions_of_minilm_with_consecutive_windows(report: Report) -> None:
 def test_whole_patterns_hold_hardly_less_than_their_fields(folder: Path, report: Report) -> None:
     """What docs/analyze.md says of the floor."""
     from wcodec.analysis.fields import entropy
+
     from wcodec.bits import histogram
     from wcodec.readers import open_source
 

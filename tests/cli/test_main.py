@@ -59,6 +59,21 @@ def test_help_lists_every_command_without_importing_one() -> None:
         assert help_line in done.stdout
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_explains_itself_without_heavy_imports(name: str) -> None:
+    code = (
+        f"import sys; from click.testing import CliRunner; from wcodec.cli import main\n"
+        f"result = CliRunner().invoke(main, [{name!r}, '--help']); print(result.output)\n"
+        "assert result.exit_code == 0, result.output\n"
+        "slow = {'numba', 'torch', 'zstandard', 'matplotlib', 'cuda'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: wcodec {name}")
+    assert "Example" in done.stdout
+
+
 @pytest.mark.parametrize("args", [["--help"], ["analyze", "--help"]])
 def test_help_is_instant(args: list[str]) -> None:
     def seconds() -> float:

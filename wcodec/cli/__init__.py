@@ -138,6 +138,7 @@ def _leave(status: int, message: str) -> NoReturn:
 
 
 @click.group(
+    "wcodec",
     cls=Commands,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
