@@ -67,14 +67,22 @@ class Session:
         Pairs per comparison.
     device : int
         CUDA device.
+
+    Attributes
+    ----------
+    empty : float
+        Raw µs of the graph of an empty kernel.
+    floors : dict of int to float
+        Raw µs of a plain read, by bytes, as far as `floor` was asked.
     """
 
     def __init__(self, repeats: int = 100, device: int = 0) -> None:
         self.repeats = repeats
         self.device = torch.device("cuda", device)
         torch.cuda.set_device(self.device)
+        self._side = torch.cuda.Stream(self.device)
         self._alive: list[Any] = []
-        self._floors: dict[int, float] = {}
+        self.floors: dict[int, float] = {}
         self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._sink = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._flush = self._read_graph(self.random_bytes(FLUSH_BYTES), *READ_CONFIGS[3])
@@ -93,16 +101,18 @@ class Session:
         return data
 
     def capture(self, run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-        """Capture `run`, after three warm-up calls on a side stream; graph and outputs stay alive."""
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        """Capture `run` after three warm-up calls; graph and outputs stay alive.
+
+        Everything is warmed up and captured on one stream of the session: what libraries and kernels keep
+        per stream (workspaces) is then there before the capture, and no memset of it gets into the graph.
+        """
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
             for _ in range(3):
                 run()
-        torch.cuda.current_stream(self.device).wait_stream(side)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._side):
             output = run()
         self._alive += [graph, output, run]
         return graph
@@ -126,9 +136,11 @@ class Session:
         torch.cuda.synchronize(self.device)
         return np.array([[1e3 * start.elapsed_time(end) for start, end in row] for row in events])
 
-    def pair(self, base: torch.cuda.CUDAGraph, ours: torch.cuda.CUDAGraph) -> Pairs:
+    def pair(
+        self, base: torch.cuda.CUDAGraph, ours: torch.cuda.CUDAGraph, repeats: int | None = None
+    ) -> Pairs:
         """Compare two graphs in alternation."""
-        a, b = self.times([base, ours])
+        a, b = self.times([base, ours], repeats)
         return Pairs(a, b, self.empty)
 
     def best(self, graphs: Sequence[torch.cuda.CUDAGraph], repeats: int = 20) -> int:
@@ -137,11 +149,11 @@ class Session:
 
     def floor(self, nbytes: int) -> float:
         """Raw µs that reading `nbytes` bytes takes: the fastest of several read kernels."""
-        found = self._floors.get(nbytes)
+        found = self.floors.get(nbytes)
         if found is None:
             data = self.random_bytes(max(-(-nbytes // 16), 1) * 16)
             times = self.times([self._read_graph(data, *config) for config in READ_CONFIGS], 30)
-            found = self._floors[nbytes] = float(np.median(times, axis=1).min())
+            found = self.floors[nbytes] = float(np.median(times, axis=1).min())
         return found
 
     def row(self, name: str, base_name: str, pairs: Pairs, read_bytes: int) -> Row:

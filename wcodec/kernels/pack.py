@@ -91,19 +91,26 @@ def histogram(matrix: torch.Tensor) -> npt.NDArray[np.int64]:
     """
     import torch
 
-    rows, cols, stride = *matrix.shape, matrix.stride(0)
     counts = torch.zeros(128, dtype=torch.int64, device=matrix.device)
-    if matrix.numel():
-        if rows == 1 or stride == cols:
-            rows, cols, stride = 1, rows * cols, rows * cols + (-rows * cols) % 8
-        kernel = load(
-            "bf16_w12_histogram.cu", histogram_defines(vector_width(matrix.data_ptr(), stride)), matrix.device
-        )
-        processors = torch.cuda.get_device_properties(matrix.device).multi_processor_count
-        launch = kernel.frame("PQQQP", _HISTOGRAM_CTAS_PER_SM * processors, HISTOGRAM_THREADS)
-        with torch.cuda.device(matrix.device):
-            launch(_stream(matrix), matrix.data_ptr(), stride, rows, cols, counts.data_ptr())
+    launch_histogram(matrix, counts)
     return counts.cpu().numpy()
+
+
+def launch_histogram(matrix: torch.Tensor, counts: torch.Tensor) -> None:
+    """Add a matrix's 128 counts to `counts` (int64) and return at once."""
+    import torch
+
+    if not matrix.numel():
+        return
+    rows, cols, stride = *matrix.shape, matrix.stride(0)
+    if rows == 1 or stride == cols:
+        rows, cols, stride = 1, rows * cols, rows * cols + (-rows * cols) % 8
+    defines = histogram_defines(vector_width(matrix.data_ptr(), stride))
+    kernel = load("bf16_w12_histogram.cu", defines, matrix.device)
+    processors = torch.cuda.get_device_properties(matrix.device).multi_processor_count
+    launch = kernel.frame("PQQQP", _HISTOGRAM_CTAS_PER_SM * processors, HISTOGRAM_THREADS)
+    with torch.cuda.device(matrix.device):
+        launch(_stream(matrix), matrix.data_ptr(), stride, rows, cols, counts.data_ptr())
 
 
 def make_plan(weight: torch.Tensor) -> Plan:
@@ -140,7 +147,7 @@ def overflow_ends(matrix: torch.Tensor, plan: Plan) -> tuple[int, torch.Tensor |
     if plan.exceptions <= _INLINE_MAX:
         return 0, None
     counts = torch.empty(QUARTERS * plan.brick_count, dtype=torch.int32, device=matrix.device)
-    _launch(matrix, plan, counting=True, counts=counts)
+    launch_count(matrix, plan, counts)
     ends = counts.cumsum(0)
     count = int(ends[-1])
     return count, ends if count else None
@@ -186,7 +193,7 @@ def pack(weight: torch.Tensor, *, plan: Plan | None = None, digest: bytes | None
         raise WCodecError("more overflow entries than a u32 can index", mend="store the tensor raw")
     body = plan.brick_count * BRICK_BYTES + 4 * count
     blob = torch.empty(blob_bytes(body, len(plan.shape)), dtype=torch.uint8, device=weight.device)
-    _launch(matrix, plan, counting=False, ends=ends, blob=blob)
+    launch_pack(matrix, plan, ends, blob)
     footer = Footer(
         Bf16W12.code,
         Bf16W12.version,
@@ -214,43 +221,30 @@ def original_digest(matrix: torch.Tensor) -> bytes:
     return state.digest()
 
 
-def _launch(
-    matrix: torch.Tensor,
-    plan: Plan,
-    *,
-    counting: bool,
-    counts: torch.Tensor | None = None,
-    ends: torch.Tensor | None = None,
-    blob: torch.Tensor | None = None,
-) -> None:
+def launch_count(matrix: torch.Tensor, plan: Plan, counts: torch.Tensor) -> None:
+    """Write every quarter's number of overflow entries to `counts` (int32) and return at once."""
+    _launch(matrix, plan, counts.data_ptr(), 0, 0)
+
+
+def launch_pack(matrix: torch.Tensor, plan: Plan, ends: torch.Tensor | None, blob: torch.Tensor) -> None:
+    """Write bricks and overflow entries to `blob` and return at once; `ends` from `overflow_ends`."""
+    _launch(matrix, plan, 0, 0 if ends is None else ends.data_ptr(), blob.data_ptr())
+
+
+def _launch(matrix: torch.Tensor, plan: Plan, counts: int, ends: int, bricks: int) -> None:
     import torch
 
     if not matrix.numel():
         return
     rows, cols = matrix.shape
     stride = matrix.stride(0) if rows > 1 else cols + -cols % 8
-    bricks = 0 if blob is None else blob.data_ptr()
-    kernel = load(
-        "bf16_w12_pack.cu", pack_defines(counting, vector_width(matrix.data_ptr(), stride)), matrix.device
-    )
+    defines = pack_defines(not bricks, vector_width(matrix.data_ptr(), stride))
+    kernel = load("bf16_w12_pack.cu", defines, matrix.device)
     launch = kernel.frame("PQIIIIPPPP", -(-plan.brick_count * QUARTERS // WARPS), THREADS)
+    overflow = bricks + plan.brick_count * BRICK_BYTES
+    words = split_table(plan.table)
     with torch.cuda.device(matrix.device):
-        launch(
-            _stream(matrix),
-            matrix.data_ptr(),
-            stride,
-            rows,
-            cols,
-            *split_table(plan.table),
-            _address(counts),
-            _address(ends),
-            bricks,
-            bricks + plan.brick_count * BRICK_BYTES,
-        )
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+        launch(_stream(matrix), matrix.data_ptr(), stride, rows, cols, *words, counts, ends, bricks, overflow)
 
 
 def _stream(tensor: torch.Tensor) -> Any:
