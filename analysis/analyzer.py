@@ -210,11 +210,10 @@ def _coverage(found: Scan) -> Coverage | None:
 
 
 def _source_report(source: Source) -> SourceReport:
-    ties = [f"{name} is tied to {data} and counted once" for name, data in source.ties.items()]
     return SourceReport(
         str(source.path),
         source.kind,
         tuple(str(file) for file in source.files),
         tuple(source.differences),
-        (*source.remarks, *ties),
+        tuple(source.remarks),
     )

@@ -7,15 +7,18 @@ import math
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from wcodec.analysis import analyzer, scan
 from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.report import Report
 
 import wcodec
-from tests.container.weightfiles import Tensor, gaussian, noise, outliers, write
+from tests.container.weightfiles import Tensor, gaussian, mixed, noise, outliers, write
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 
 
@@ -85,6 +88,44 @@ def test_what_pack_writes_is_what_analyze_said(tmp_path: Path) -> None:
         "embed",
         "stack",
     }
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([gaussian, outliers, noise]),
+            st.one_of(
+                st.tuples(st.integers(1, 300), st.integers(64, 300)),
+                st.tuples(st.integers(1, 4), st.sampled_from([63, 64, 65]), st.sampled_from([40, 128])),
+                st.tuples(st.sampled_from([0, 1, 4096, 8192])),
+            ),
+        ),
+        max_size=4,
+    )
+)
+def test_sizes_are_the_encoders_for_any_shapes(
+    tmp_path: Path, wanted: list[tuple[Any, tuple[int, ...]]]
+) -> None:
+    tensors = {
+        f"w{i}": (gaussian if len(shape) == 1 else make)(shape, i) for i, (make, shape) in enumerate(wanted)
+    }
+    report = analyze(tmp_path, {**mixed(len(wanted)), **tensors})
+    for t in report.tensors[len(report.tensors) - len(tensors) :]:
+        packed = wcodec.encode(np.frombuffer(tensors[t.name][2], "<u2").reshape(t.shape))
+        assert t.format == packed.format
+        if t.format != "raw":
+            assert 0 < t.packed_bytes - packed.nbytes < 100  # the entry in the header
+
+
+def test_tied_tensors_are_counted_once(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    embed = torch.randn(256, 128).to(torch.bfloat16)
+    torch.save({"embed.weight": embed, "lm_head.weight": embed, "norm": torch.ones(64)}, tmp_path / "m.pt")
+    report = wcodec.analyze(tmp_path / "m.pt")
+    assert [t.name for t in report.tensors] == ["embed.weight", "norm"]
+    assert report.bf16.weights == 256 * 128
+    assert len([text for text in report.sources[0].remarks if "lm_head.weight" in text]) == 1
 
 
 def test_window_and_exceptions_are_the_encoders(tmp_path: Path) -> None:
