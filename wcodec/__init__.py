@@ -21,11 +21,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "analyze": "wcodec.analysis",
     "encode": "wcodec.codec",
-    "decode": "wcodec.codec",
     "PackedTensor": "wcodec.packed",
     "pack_file": "wcodec.container",
+    "pack_directory": "wcodec.container",
     "unpack_file": "wcodec.container",
+    "unpack_directory": "wcodec.container",
     "verify_file": "wcodec.container",
+    "verify_directory": "wcodec.container",
     "prepare": "wcodec.preparation",
     "linear": "wcodec.ops",
     "compress_": "wcodec.nn",
@@ -39,11 +41,21 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
     from wcodec.analysis import analyze as analyze
+    from wcodec.codec import encode as encode
+    from wcodec.container import pack_directory as pack_directory
+    from wcodec.container import pack_file as pack_file
+    from wcodec.container import unpack_directory as unpack_directory
+    from wcodec.container import unpack_file as unpack_file
+    from wcodec.container import verify_directory as verify_directory
+    from wcodec.container import verify_file as verify_file
     from wcodec.errors import MalformedError as MalformedError
     from wcodec.errors import MismatchError as MismatchError
     from wcodec.errors import UnsupportedError as UnsupportedError
     from wcodec.errors import WCodecError as WCodecError
+    from wcodec.nn import compress_ as compress_
+    from wcodec.ops import linear as linear
     from wcodec.packed import PackedTensor as PackedTensor
+    from wcodec.preparation import prepare as prepare
 
 
 def __getattr__(name: str) -> Any:

@@ -187,6 +187,14 @@ def test_importing_wcodec_imports_nothing_slow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("name", wcodec.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    if name in ("prepare", "linear", "compress_"):
+        pytest.importorskip("torch")
+    assert getattr(wcodec, name)
+    assert name in dir(wcodec)
+
+
 def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = wcodec.nonsense
