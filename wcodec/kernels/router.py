@@ -98,9 +98,8 @@ class WgmmaConfig:
 # Fastest on an H200 for 256 × 8192 weights, by the largest number of tokens they serve.
 CONFIGS: dict[int, FmaConfig | WgmmaConfig] = {
     8: FmaConfig(2, 8),
-    16: WgmmaConfig(16, 4, 4),
-    32: WgmmaConfig(32, 4, 4),
-    MAX_TOKENS: WgmmaConfig(64, 6, 2),
+    16: WgmmaConfig(32, 6, 2),
+    MAX_TOKENS: WgmmaConfig(64, 8, 2),
 }
 
 
