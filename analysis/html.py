@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import PurePath
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_figure, heat_map
 from wcodec.analysis.findings import Coverage, TensorReport
@@ -35,7 +37,8 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(size=size, count=count, percent=percent, duration=duration, bits=bits)
+    environment.filters.update(breakable=_breakable, size=size, count=count)
+    environment.filters.update(percent=percent, duration=duration, bits=bits)
     figure = exponent_figure(report.tensors)
     heat = heat_map(report)
     shown = sorted(report.tensors, key=lambda t: -t.nbytes)[:MAX_ROWS]
@@ -58,6 +61,11 @@ def render(report: Report) -> str:
         notes=[text for source in report.sources for text in (*source.differences, *source.remarks)],
         sampled=any(t.sampled for t in report.tensors),
     )
+
+
+def _breakable(name: str) -> Markup:
+    """A name that lines may break after its dots and underscores."""
+    return Markup("<wbr>").join(re.split(r"(?<=[._])", name))
 
 
 def _histogram(figure: ExponentFigure) -> dict[str, Any]:
