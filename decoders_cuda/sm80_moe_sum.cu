@@ -4,7 +4,7 @@
 // that equal inputs give equal bits. A token without local routes gets zeros. y is read twice, the second time from L1.
 //
 // Macros    COLUMNS (a multiple of 64), EXPERTS, TOP_K, ID_BYTES as in sm90_moe_product.cu; THREADS.
-#include "moe_routes.cuh"
+#include "moe_local.cuh"
 
 namespace wc {
 namespace moe {

@@ -140,8 +140,10 @@ def prepare(weights: Weights, config: Config) -> State:
     import torch
 
     experts = _check(weights, config)
+    if not experts:
+        raise UnsupportedError("no local experts", mend="leave the layer out on this GPU")
     local = list(config.local_experts) if config.local_experts is not None else list(range(experts))
-    first, table = local[0] if local else 0, None
+    first, table = local[0], None
     device = weights.w13.device
     if local != list(range(first, first + experts)):
         table = torch.full((config.num_experts,), -1, dtype=torch.int32)
@@ -199,10 +201,13 @@ def forward(
     """
     import torch
 
+    from wcodec.cuda.device import device_info
     from wcodec.kernels import moe
 
     config = state.config
     tokens = x.shape[0]
+    if not device_info(state.device.index).has_wgmma:
+        raise UnsupportedError("routed experts need compute capability 9.0", mend="use an H100 or H200")
     for name, tensor, columns, dtypes in (
         ("x", x, config.hidden, (torch.bfloat16,)),
         ("topk_ids", topk_ids, config.top_k, (torch.int32, torch.int64)),
@@ -217,8 +222,6 @@ def forward(
         out = torch.empty(tokens, config.hidden, dtype=torch.bfloat16, device=state.device)
     elif out.shape != x.shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
         raise WCodecError("out does not fit", mend=f"pass contiguous bfloat16 {list(x.shape)}")
-    if state.experts == 0:
-        return out.zero_()
     step = moe.MAX_ROUTES // config.top_k
     with torch.cuda.device(state.device):
         for at in range(0, tokens, step):

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wcodec.cuda.compiler import compile_cubin
 from wcodec.cuda.device import device_info
 from wcodec.cuda.module import load
-from wcodec.errors import UnsupportedError
+from wcodec.errors import UnsupportedError, WCodecError
 
 if TYPE_CHECKING:
     import torch
 
     from wcodec.moe import State
 
+SOURCE = "sm90_moe_product.cu"
 TILE = 64
 BRICK_BYTES = 2304  # raw scales; decoders_cuda/nvfp4_s5.cuh
 THREADS = 512
 SUM_THREADS = 512
+ORDER_THREADS = 512
 WARPGROUPS = 4
-STAGES = 8
-WIDE_TOKENS = 64
+STAGES = 6
+STAGE_BYTES = 32768
+#: Most tokens of a pass over an expert with many; the widest that compiles without spilling is taken.
+WIDTHS = (128, 96, 64)
 RINGS = (8, 4, 2)
-WIDE_RING = 4
-MANY_COST = 8  # sixteenths of an eighth of a row tile per token
+SYNC_TOKENS = 16
+# Cost of a group of row tiles, where a row tile of few tokens costs 8: fixed, and in sixteenths per token.
+GROUP_COST = 28
+GROUP_COST_PER_TOKEN = 7
+#: Calls with more tokens first bring x into the order of the bricks' columns.
+NATURAL_TOKENS = 24
 SUM_BYTES = WARPGROUPS * 24 * 68 * 4
 #: Routes that one launch can sort; more tokens are computed in slices.
 MAX_ROUTES = 4096
@@ -50,6 +61,10 @@ class Product:
         Gate and up with SwiGLU, else a plain product.
     few : int
         Tokens up to which an expert's tokens stay in shared memory.
+    natural : bool
+        Whether the columns of x are in natural order, or in the bricks'.
+    wide : int
+        Most tokens of a pass over an expert with more.
     """
 
     rows: int
@@ -60,11 +75,13 @@ class Product:
     id_bytes: int
     gated: bool
     few: int
+    natural: bool
+    wide: int = WIDTHS[0]
 
     @property
     def smem(self) -> int:
         """Dynamic shared memory in bytes: tokens, sums, routes (`sm90_moe_parts.cuh`)."""
-        return _smem(self.cols, self.experts, self.routes, self.few)
+        return _smem(self.cols, self.experts, self.routes, self.few, self.wide)
 
     @property
     def ring(self) -> int:
@@ -85,16 +102,39 @@ class Product:
             "FEW_TOKENS": self.few,
             "RING": self.ring,
             "STAGES": STAGES,
-            "MANY_COST": MANY_COST,
-            "WIDE_TOKENS": WIDE_TOKENS,
-            "WIDE_RING": WIDE_RING,
+            "GROUP_COST": GROUP_COST,
+            "WIDE_TOKENS": self.wide,
+            "NATURAL": int(self.natural),
+            "GROUP_COST_PER_TOKEN": GROUP_COST_PER_TOKEN,
+            "SYNC_TOKENS": SYNC_TOKENS,
         }
 
 
-def _smem(cols: int, experts: int, routes: int, few: int) -> int:
-    tokens = max(few * cols * 2, STAGES * WIDE_TOKENS * 128)
-    table = 4 * experts + 4 * (experts + 1) + 20 + 4 * experts + 2 * routes
+def _smem(cols: int, experts: int, routes: int, few: int, wide: int) -> int:
+    tokens = max(few * cols * 2, STAGES * STAGE_BYTES)
+    table = 4 * wide + 8 * (experts + routes // wide) + 10 * experts + 32 + 2 * routes
     return tokens + SUM_BYTES + -(-table // 16) * 16
+
+
+@functools.cache
+def compiled(which: Product, arch: str) -> Product:
+    """Return `which` with the widest pass that compiles without spilling registers.
+
+    Raises
+    ------
+    WCodecError
+        Where not even the narrowest does.
+    """
+    for wide in WIDTHS[:-1]:
+        candidate = dataclasses.replace(which, wide=wide)
+        try:
+            compile_cubin(SOURCE, candidate.defines(), arch)
+        except WCodecError:
+            continue
+        return candidate
+    candidate = dataclasses.replace(which, wide=WIDTHS[-1])
+    compile_cubin(SOURCE, candidate.defines(), arch)
+    return candidate
 
 
 def products(state: State, tokens: int, id_bytes: int) -> tuple[Product, Product]:
@@ -105,8 +145,18 @@ def products(state: State, tokens: int, id_bytes: int) -> tuple[Product, Product
 
     def product(rows: int, cols: int, gated: bool) -> Product:
         for few in (24, 16, 8):
-            if _smem(cols, state.experts, routes, few) <= limit:
-                return Product(rows, cols, state.experts, config.top_k, routes, id_bytes, gated, few)
+            if _smem(cols, state.experts, routes, few, WIDTHS[0]) <= limit:
+                return Product(
+                    rows,
+                    cols,
+                    state.experts,
+                    config.top_k,
+                    routes,
+                    id_bytes,
+                    gated,
+                    few,
+                    gated and tokens <= NATURAL_TOKENS,
+                )
         raise UnsupportedError(f"8 tokens of {cols} columns do not fit into {limit} bytes of shared memory")
 
     return (
@@ -142,17 +192,26 @@ def launch(
     hidden = torch.empty(routes, config.intermediate, dtype=torch.bfloat16, device=device)
     results = torch.empty(routes, config.hidden, dtype=torch.bfloat16, device=device)
     stream = torch.cuda.current_stream(device).cuda_stream
-    grid = device_info(device.index).multiprocessors
+    info = device_info(device.index)
+    grid = info.multiprocessors
     ids, table = topk_ids.data_ptr(), state.table.data_ptr() if state.table is not None else 0
     place: tuple[Any, ...] = (ids, table, state.first_expert, config.num_experts)
 
     def product(which: Product, weights: torch.Tensor, factors: torch.Tensor, source: Any, to: Any) -> None:
-        kernel = load("sm90_moe_product.cu", which.defines(), device)
-        frame = kernel.frame("PPPPPPIII", grid, THREADS, which.smem, pdl=not which.gated)
+        which = compiled(which, info.arch)
+        kernel = load(SOURCE, which.defines(), device)
+        frame = kernel.frame("PPPPPPIII", grid, THREADS, which.smem, pdl=not which.natural)
         frame(
             stream, weights.data_ptr(), factors.data_ptr(), source.data_ptr(), to.data_ptr(), *place, routes
         )
 
+    if not first.natural:
+        ordered = torch.empty_like(x)
+        words = x.numel() // 2
+        order = load("sm80_moe_order.cu", {"THREADS": ORDER_THREADS}, device)
+        frame = order.frame("PPI", -(-words // ORDER_THREADS), ORDER_THREADS)
+        frame(stream, x.data_ptr(), ordered.data_ptr(), words)
+        x = ordered
     product(first, state.w13, state.w13_factors, x, hidden)
     product(second, state.w2, state.w2_factors, hidden, results)
     defines = {
@@ -160,7 +219,6 @@ def launch(
         "EXPERTS": state.experts,
         "TOP_K": config.top_k,
         "ID_BYTES": topk_ids.element_size(),
-        "MANY_COST": MANY_COST,
         "THREADS": SUM_THREADS,
     }
     frame = load("sm80_moe_sum.cu", defines, device).frame("PPPPPPII", tokens, SUM_THREADS, pdl=True)

@@ -1,0 +1,228 @@
+// Main loops of sm90_moe_product.cu: experts with few tokens, and groups of row tiles of experts with many.
+#pragma once
+
+#include "sm90_moe_parts.cuh"
+
+namespace wc {
+namespace moe {
+
+// A chunk's four products in two groups with fragments of their own: one is decoded while the other is multiplied.
+// `refill` is called once the slot has been read.
+template <u32 kTokens, typename Refill>
+WC_DEVICE void multiply(float (&acc)[kTokens / 2], u32 (&a)[2][8], const Slot& slot, u32 low, Refill refill) {
+    const nvfp4::Scales scales = nvfp4::expand_scales(slot.scales);
+    const u32 words[4] = {slot.nibbles.x, slot.nibbles.y, slot.nibbles.z, slot.nibbles.w};
+    WC_UNROLL
+    for (u32 h = 0; h < 2; ++h) {
+        nvfp4::decode_step(words[2 * h], scales, a[h]);
+        nvfp4::decode_step(words[2 * h + 1], scales, a[h] + 4);
+        if (h == 1) refill();
+        wgmma_fence();
+        WC_UNROLL
+        for (u32 j = 0; j < 2; ++j) {
+            Wgmma<kTokens>::mma(acc, a[h] + 4 * j, static_cast<u64>(kDescriptorHigh) << 32 | (low + 4 * h + 2 * j));
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+    }
+}
+
+// The same with mma.sync, for so few tokens that reading them once per warp costs less than wgmma's fences.
+// Even and odd steps have accumulators of their own: a shorter chain.
+template <u32 kTokens>
+WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32 tokens) {
+    u32 b[kTokens / 8][8];
+    WC_UNROLL
+    for (u32 n = 0; n < kTokens / 8; ++n) {
+        WC_UNROLL
+        for (u32 h = 0; h < 2; ++h) {
+            u32* d = &b[n][4 * h];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                : "r"((tokens + n * 1024) ^ (h << 6)));
+        }
+    }
+    const nvfp4::Scales scales = nvfp4::expand_scales(slot.scales);
+    const u32 words[4] = {slot.nibbles.x, slot.nibbles.y, slot.nibbles.z, slot.nibbles.w};
+    WC_UNROLL
+    for (u32 j = 0; j < 4; ++j) {
+        u32 a[4];
+        nvfp4::decode_step(words[j], scales, a);
+        WC_UNROLL
+        for (u32 n = 0; n < kTokens / 8; ++n) {
+            float* d = &acc[j % 2][4 * n];
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                "{%0, %1, %2, %3};"
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][2 * j]), "r"(b[n][2 * j + 1]));
+        }
+    }
+}
+
+// Row tiles [begin, end) of an expert with at most kTokens tokens. All its tokens stay in shared memory; the four
+// warpgroups share out the chunks of each row tile and add their sums at its end.
+template <u32 kTokens>
+WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool first) {
+    // Turns of the ring per row tile; slots past the last chunk are zeros that nobody loads.
+    constexpr u32 kTurnChunks = kGroupsOfWarps * kRing, kTurns = ceil_div(kChunks, kTurnChunks);
+    constexpr bool kEven = kChunks == kTurns * kTurnChunks;
+    constexpr bool kTwoSets = kTokens * 2 <= kSumTokens;
+    constexpr bool kSync = kTokens <= SYNC_TOKENS;
+    constexpr u32 kStride = kGroupsOfWarps * nvfp4::kBrickBytes, kTokenChunk = kTokens * 128;
+    const u32 thread = thread_index(), warp = thread / 32 % 4, lane = thread % 32;
+    const u32 group = __shfl_sync(~0u, thread / 128, 0);
+    const u32 place = route_table().start[expert], n = route_table().count[expert];
+
+    const u8* brick = c.weights + (static_cast<u64>(expert * kUnits + begin) * kChunks + group) * nvfp4::kBrickBytes;
+    const u8* nibbles = brick + warp * nvfp4::kQuarterNibbleBytes + lane * 16;
+    const u8* scales = brick + nvfp4::kScaleOffset + warp * nvfp4::kQuarterScaleBytes + lane * 2;
+    u32 next = group, left = (end - begin) * kTurns;
+    const auto fetch = [&](Slot& slot, u32 u) {
+        if (kEven || next + u * kGroupsOfWarps < kChunks) {
+            slot.nibbles = load_once(nibbles + u * kStride);
+            slot.scales = load_scales(scales + u * kStride);
+        } else {
+            slot = {};
+        }
+    };
+    const auto advance = [&] {
+        nibbles += kRing * kStride;
+        scales += kRing * kStride;
+        next += kTurnChunks;
+        if (!kEven && next >= kTurns * kTurnChunks) {
+            next = group;
+            nibbles -= (kTurns * kTurnChunks - kChunks) * nvfp4::kBrickBytes;
+            scales -= (kTurns * kTurnChunks - kChunks) * nvfp4::kBrickBytes;
+        }
+    };
+    Slot ring[kRing];
+    WC_UNROLL
+    for (u32 u = 0; u < kRing; ++u) fetch(ring[u], u);
+
+    __syncthreads();  // the expert before has been multiplied and summed
+    find_rows(place, n);
+    __syncthreads();
+    if (first) grid_dependency_wait();
+    copy_tokens<kTokens, kChunks>(c, smem_address(shared), n, 0);
+    copy_commit();
+    copy_wait<0>();
+    fence_for_wgmma();
+    __syncthreads();
+
+    const u32 low = descriptor_low(smem_address(shared) + group * kTokenChunk);
+    const u32 row = smem_address(shared) + group * kTokenChunk + (lane % 8) * 128 + ((lane / 8 ^ lane % 8) << 4);
+    WC_NO_UNROLL
+    for (u32 unit = begin; unit < end; ++unit) {
+        float acc[kSync ? 2 : 1][kTokens / 2] = {};
+        u32 a[2][8];
+        WC_NO_UNROLL
+        for (u32 turn = 0; turn < kTurns; ++turn) {
+            const bool more = --left > 0;
+            advance();
+            WC_UNROLL
+            for (u32 u = 0; u < kRing; ++u) {
+                const u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps;
+                // Zero weights need tokens that are no NaN: the first chunk's.
+                const bool real = kEven || chunk + group < kChunks;
+                if constexpr (kSync) {
+                    multiply_sync<kTokens>(acc, ring[u], row + (real ? chunk * kTokenChunk : 0));
+                    if (more) fetch(ring[u], u);
+                } else {
+                    multiply<kTokens>(acc[0], a, ring[u], low + (real ? chunk * (kTokenChunk >> 4) : 0), [&] {
+                        if (more) fetch(ring[u], u);
+                    });
+                }
+            }
+        }
+        if constexpr (kSync) {
+            WC_UNROLL
+            for (u32 i = 0; i < kTokens / 2; ++i) acc[0][i] += acc[1][i];
+        } else {
+            wgmma_wait<0>();
+        }
+        constexpr u32 kSlab = kTokens * kSumPitch;
+        float* const sums = slab(kTwoSets ? (unit & 1) * kGroupsOfWarps * kSlab : 0);
+        if (!kTwoSets) __syncthreads();  // the sums of the tile before have been read
+        spill_sums<0, kTokens / 8>(sums + group * kSlab, acc[0]);
+        __syncthreads();
+        store_tile<kGroupsOfWarps, kSlab, kThreads>(c, sums, expert, unit, place, n, thread_index());
+    }
+}
+
+// Four row tiles, one per warpgroup, for a pass of at most kTokens of an expert's many tokens. Tokens pass through shared
+// memory, kStageChunks chunks at a time.
+template <u32 kTokens>
+WC_DEVICE void many_tokens(const Context& c, Pass pass, u32 tiles, bool first) {
+    constexpr u32 kTokenChunk = kTokens * 128, kStageChunks = kTokens <= 64 ? 4 : 2, kAhead = kStages - 2;
+    constexpr u32 kTotal = ceil_div(kChunks, kStageChunks);
+    constexpr bool kEven = kChunks % kStageChunks == 0;
+    const u32 expert = pass.expert, n = pass.count;
+    static_assert(kStageChunks * kTokenChunk <= kStageBytes, "a stage holds its tokens");
+    const u32 thread = thread_index(), group = thread / 128, warp = thread / 32 % 4, lane = thread % 32;
+    const u32 unit = tiles * kGroupsOfWarps + group;
+    const bool active = kUnits % kGroupsOfWarps == 0 || unit < kUnits;
+    const u8* brick = c.weights + static_cast<u64>(expert * kUnits + unit) * kChunks * nvfp4::kBrickBytes;
+    const u8* nibbles = brick + warp * nvfp4::kQuarterNibbleBytes + lane * 16;
+    const u8* scales = brick + nvfp4::kScaleOffset + warp * nvfp4::kQuarterScaleBytes + lane * 2;
+    u32 next = 0;  // first chunk at the pointers
+    const auto fetch = [&](Slot& slot, u32 u) {
+        if (active && (kEven || next + u < kChunks)) {
+            slot.nibbles = load_once(nibbles + u * nvfp4::kBrickBytes);
+            slot.scales = load_scales(scales + u * nvfp4::kBrickBytes);
+        } else {
+            slot = {};
+        }
+    };
+    Slot ring[kStageChunks];
+    WC_UNROLL
+    for (u32 u = 0; u < kStageChunks; ++u) fetch(ring[u], u);
+
+    __syncthreads();
+    find_rows(pass.from, n);
+    __syncthreads();
+    if (first) grid_dependency_wait();
+    WC_NO_UNROLL
+    for (u32 s = 0; s < kAhead; ++s) {
+        if (s < kTotal) {
+            copy_tokens<kTokens, kStageChunks>(c, smem_address(shared) + s * kStageBytes, n, s * kStageChunks);
+        }
+        copy_commit();
+    }
+
+    float acc[kTokens / 2] = {};
+    u32 a[2][8];
+    u32 stage = 0;
+    WC_NO_UNROLL
+    for (u32 s = 0; s < kTotal; ++s) {
+        copy_wait<kAhead - 1>();
+        fence_for_wgmma();
+        __syncthreads();
+        // The stage refilled here was last read two turns ago, and those products have ended everywhere.
+        const u32 ahead = stage + kAhead < kStages ? stage + kAhead : stage + kAhead - kStages;
+        if (s + kAhead < kTotal) {
+            copy_tokens<kTokens, kStageChunks>(c, smem_address(shared) + ahead * kStageBytes, n,
+                                               (s + kAhead) * kStageChunks);
+        }
+        copy_commit();
+        nibbles += kStageChunks * nvfp4::kBrickBytes;
+        scales += kStageChunks * nvfp4::kBrickBytes;
+        next += kStageChunks;
+        const bool more = s + 1 < kTotal;
+        const u32 low = descriptor_low(smem_address(shared) + stage * kStageBytes);
+        WC_UNROLL
+        for (u32 u = 0; u < kStageChunks; ++u) {
+            // Zero weights need tokens that are no NaN: the stage's first chunk's.
+            const u32 at = low + (kEven || s * kStageChunks + u < kChunks ? u * (kTokenChunk >> 4) : 0);
+            multiply<kTokens>(acc, a, ring[u], at, [&] {
+                if (more) fetch(ring[u], u);
+            });
+        }
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    wgmma_wait<0>();
+    store_blocks<0>(c, acc, expert, active ? unit : kUnits, pass.from, n);
+}
+
+}  // namespace moe
+}  // namespace wc
