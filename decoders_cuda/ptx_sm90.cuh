@@ -78,7 +78,7 @@ WC_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: 
 
 WC_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// ---- exchange through L2 ------------------------------------------------------------------------------------------
+// ---- exchange between CTAs ----------------------------------------------------------------------------------------
 
 // Device-coherent 16 bytes (L1 is bypassed); each 4-byte word is single-copy atomic.
 WC_DEVICE u32x4 load_relaxed(const void* p) {
@@ -96,6 +96,32 @@ WC_DEVICE void store_relaxed(void* p, u32x4 v) {
                  : "memory");
 }
 
+WC_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// The address in CTA `rank` of this cluster that corresponds to one of ours.
+WC_DEVICE u32 cluster_address(u32 address, u32 rank) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+
+// 16 bytes to another CTA's shared memory; completes 16 bytes on that CTA's barrier.
+WC_DEVICE void store_async(u32 remote, u32x4 v, u32 remote_barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(remote_barrier)
+        : "memory");
+}
+
+// Every thread of the cluster arrives once and may then wait for all the others. The arrival orders nothing but
+// barriers that `barrier_init_fence` has published: a release would wait for this thread's copies.
+WC_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
+WC_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Waits for `threads` threads at the CTA's barrier `id` (1 … 15).
+WC_DEVICE void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
 // ---- shared memory and time ---------------------------------------------------------------------------------------
 
 WC_DEVICE void store_smem(u32 address, u32x4 v) {
@@ -107,17 +133,17 @@ WC_DEVICE void store_smem_byte(u32 address, u32 v) {
     asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
-WC_DEVICE u32 load_smem_word(u32 address) {
-    u32 v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-    return v;
-}
-
 // Four 8 × 8 matrices of 16-bit elements, transposed on the way; lane l names row l % 8 of matrix l / 8.
 WC_DEVICE void store_matrix_transposed(u32 address, u32 m0, u32 m1, u32 m2, u32 m3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m0),
                  "r"(m1), "r"(m2), "r"(m3)
                  : "memory");
+}
+
+// The same pointer, but the compiler cannot move address arithmetic across.
+WC_DEVICE u8* opaque(u8* p) {
+    asm volatile("" : "+l"(p));
+    return p;
 }
 
 WC_DEVICE u64 global_nanoseconds() {

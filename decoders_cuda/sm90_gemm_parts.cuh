@@ -24,68 +24,40 @@ struct Bf16W12 {
     // addresses.
     WC_DEVICE void load(u32 (&a)[16], u32 brick, u32 scratch, u32 quarter, u32 lane) const {
         const u32 planes = brick + w12::plane_offset(quarter, 0, lane);
-        const u32x4 word = load_smem(brick + w12::patch_offset(quarter));
-        const u32x4 low01 = load_smem(planes), low23 = load_smem(planes + w12::kPlaneBytes);
         const u32x4 codes = load_smem(planes + 2 * w12::kPlaneBytes);
-        w12::decode_quarter(a, low01, low23, codes, table);
-        if (w12::patch_tag(word) != 0) patch(a, scratch, word, lane);
+        u32x4 word = load_smem(brick + w12::patch_offset(quarter));
+        const u32x4 low01 = load_smem(planes), low23 = load_smem(planes + w12::kPlaneBytes);
+        u32 high[8];
+        w12::decode_high_quarter(high, codes, table);
+        const u32 tag = w12::patch_tag(word);
+        if (tag == w12::kOverflowTag) {
+            patch_overflow(high, scratch, overflow + word.x, word.y, lane);
+        } else if (tag != 0) {
+            WC_NO_UNROLL
+            for (u32 i = 0; i < tag; ++i, word = w12::next_entry(word)) w12::patch_high(high, word.x, lane);
+        }
+        w12::merge_quarter(a, low01, low23, high);
     }
 
   private:
-    // Registers have no run-time index: the high bytes go to `scratch` in the order of the low bytes, entries overwrite
-    // them there, and they come back. Few entries: only the lanes that hold those weights do anything. Overflow: one
-    // lane per entry, whatever lane holds the weight, so that 60 entries cost little more than one.
-    WC_DEVICE void patch(u32 (&a)[16], u32 scratch, u32x4 word, u32 lane) const {
-        const u32 own = scratch + lane * 16, tag = w12::patch_tag(word);
-        if (tag != w12::kOverflowTag) {
-            bool holds = false;
-#pragma unroll 1
-            for (u32 i = 0; i < tag; ++i, word = w12::next_entry(word)) {
-                if ((word.x & 31) != lane) continue;
-                if (!holds) put_high_bytes(a, own);
-                holds = true;
-                overwrite(scratch, word.x);
-            }
-            if (holds) merge_high_bytes(a, own);
-        } else {
-            put_high_bytes(a, own);
-            __syncwarp();
-#pragma unroll 1
-            for (u32 i = lane; i < word.y; i += 32) overwrite(scratch, load_word(overflow + word.x + i));
-            __syncwarp();
-            merge_high_bytes(a, own);
-            __syncwarp();  // before the next quarter's high bytes
-        }
-    }
-
-    static WC_DEVICE void put_high_bytes(const u32 (&a)[16], u32 own) {
-        u32 high[8];
-        WC_UNROLL
-        for (u32 i = 0; i < 8; ++i) high[i] = prmt(a[2 * i], a[2 * i + 1], 0x7531);
+    // One lane per entry, whatever lane holds the weight, so that 60 entries cost little more than one: the high bytes
+    // go to `scratch` in the order of the low bytes, entries overwrite them there, and they come back.
+    static WC_DEVICE void patch_overflow(u32 (&high)[8], u32 scratch, const u32* entries, u32 count, u32 lane) {
+        const u32 own = scratch + lane * 16;
         store_smem(own, {high[0], high[1], high[2], high[3]});
         store_smem(own + w12::kPlaneBytes, {high[4], high[5], high[6], high[7]});
-    }
-
-    static WC_DEVICE void merge_high_bytes(u32 (&a)[16], u32 own) {
+        __syncwarp();
+        WC_NO_UNROLL
+        for (u32 i = lane; i < count; i += 32) {
+            const u32 entry = load_word(entries + i), step = entry >> 5 & 3;
+            const u32 byte = step / 2 * w12::kPlaneBytes + (entry & 31) * 16 + step % 2 * 8 + (entry >> 7 & 7);
+            store_smem_byte(scratch + byte, entry >> 10 & 0xff);
+        }
+        __syncwarp();
         const u32x4 high01 = load_smem(own), high23 = load_smem(own + w12::kPlaneBytes);
-        merge(a + 0, high01.x, high01.y);
-        merge(a + 4, high01.z, high01.w);
-        merge(a + 8, high23.x, high23.y);
-        merge(a + 12, high23.z, high23.w);
-    }
-
-    // An entry is position l + 32 j + 128 p in bits 0-9 and the high byte in bits 10-17; the byte's place is that of
-    // the weight's low byte.
-    static WC_DEVICE void overwrite(u32 scratch, u32 entry) {
-        const u32 lane = entry & 31, step = entry >> 5 & 3, p = entry >> 7 & 7;
-        store_smem_byte(scratch + step / 2 * w12::kPlaneBytes + lane * 16 + step % 2 * 8 + p, entry >> 10 & 0xff);
-    }
-
-    static WC_DEVICE void merge(u32* a, u32 high0, u32 high1) {
-        a[0] = prmt(a[0], high0, 0x5240);
-        a[1] = prmt(a[1], high0, 0x7260);
-        a[2] = prmt(a[2], high1, 0x5240);
-        a[3] = prmt(a[3], high1, 0x7260);
+        high[0] = high01.x, high[1] = high01.y, high[2] = high01.z, high[3] = high01.w;
+        high[4] = high23.x, high[5] = high23.y, high[6] = high23.z, high[7] = high23.w;
+        __syncwarp();  // before the next quarter's high bytes
     }
 };
 
@@ -107,60 +79,93 @@ struct Bf16Bricks {
     }
 };
 
-// ---- exchange of partial sums through L2 --------------------------------------------------------------------------
-//
-// A partial sum is its own flag. A mailbox word is zero at rest and the complement of a float's bits when posted; no
-// float that the tensor cores or an addition produce is all ones (their only NaN is 0x7fffffff), so a posted word is
-// never zero. The reader polls the words themselves, then zeroes them: no fence, no counter, one trip each way, and
-// the workspace is ready for the next launch.
+// ---- exchange of partial sums -------------------------------------------------------------------------------------
 
 constexpr u32 kBlockBytes = 128 * 16;  // one block of a warpgroup: 128 threads × four floats
 
-WC_DEVICE void post(u8* letter, const float* block) {
-    store_relaxed(letter, {~__float_as_uint(block[0]), ~__float_as_uint(block[1]), ~__float_as_uint(block[2]),
-                           ~__float_as_uint(block[3])});
-}
+// Through L2. A partial sum is its own flag: a mailbox word is zero at rest and the complement of a float's bits when
+// posted; no float that the tensor cores or an addition produce is all ones (their only NaN is 0x7fffffff), so a
+// posted word is never zero. The reader polls the words themselves, then zeroes them: no fence, no counter, one trip
+// each way, and the workspace is ready for the next launch.
+struct GlobalMail {
+    u8* mailbox;  // this thread's place
+    u32 lane;
 
-WC_DEVICE bool posted(u32x4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
+    WC_DEVICE void post(u32 offset, const float* block) const {
+        store_relaxed(mailbox + offset, {~__float_as_uint(block[0]), ~__float_as_uint(block[1]),
+                                         ~__float_as_uint(block[2]), ~__float_as_uint(block[3])});
+    }
 
-// Adds kBlocks blocks from each of kPeers mailboxes, `stride` bytes apart, to `sum`, in that order, and empties them.
-// `mailbox` is this thread's place.
-template <u32 kPeers, u32 kBlocks>
-WC_DEVICE void collect(float* sum, u8* mailbox, u32 stride) {
-    u32x4 letters[kPeers][kBlocks];
-    for (;;) {
-        bool complete = true;
-        WC_UNROLL
-        for (u32 p = 0; p < kPeers; ++p) {
-            WC_UNROLL
-            for (u32 b = 0; b < kBlocks; ++b) letters[p][b] = load_relaxed(mailbox + p * stride + b * kBlockBytes);
-        }
-        WC_UNROLL
-        for (u32 p = 0; p < kPeers; ++p) {
-            WC_UNROLL
-            for (u32 b = 0; b < kBlocks; ++b) complete &= posted(letters[p][b]);
-        }
-        if (__all_sync(~0u, complete)) break;
-        do {  // each peer's last letter only: polling everything would take bandwidth from peers still loading
-            complete = true;
+    static WC_DEVICE bool posted(u32x4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
+
+    // The letter that the warp watches: its last lane's. Watching all takes bandwidth from peers that still load.
+    WC_DEVICE u8* watched(u32 offset) const { return mailbox + offset + (31 - lane) * 16; }
+
+    // Adds kBlocks blocks from each of kPeers boxes, `stride` bytes apart, to `sum`, in that order, and empties them.
+    template <u32 kPeers, u32 kBlocks>
+    WC_DEVICE void collect(float* sum, u32 offset, u32 stride) const {
+        u8* box = mailbox + offset;
+        u32x4 letters[kPeers][kBlocks];
+        bool complete;
+        do {
+            do {
+                complete = true;
+                WC_UNROLL
+                for (u32 p = 0; p < kPeers; ++p) {
+                    complete &= posted(load_relaxed(watched(offset + p * stride + (kBlocks - 1) * kBlockBytes)));
+                }
+            } while (!complete);
             WC_UNROLL
             for (u32 p = 0; p < kPeers; ++p) {
-                complete &= posted(load_relaxed(mailbox + p * stride + (kBlocks - 1) * kBlockBytes));
+                WC_UNROLL
+                for (u32 b = 0; b < kBlocks; ++b) letters[p][b] = load_relaxed(box + p * stride + b * kBlockBytes);
+            }
+            WC_UNROLL
+            for (u32 p = 0; p < kPeers; ++p) {
+                WC_UNROLL
+                for (u32 b = 0; b < kBlocks; ++b) complete &= posted(letters[p][b]);
             }
         } while (!__all_sync(~0u, complete));
-    }
-    WC_UNROLL
-    for (u32 p = 0; p < kPeers; ++p) {
         WC_UNROLL
-        for (u32 b = 0; b < kBlocks; ++b) {
-            store_relaxed(mailbox + p * stride + b * kBlockBytes, {0, 0, 0, 0});
-            sum[4 * b] += __uint_as_float(~letters[p][b].x);
-            sum[4 * b + 1] += __uint_as_float(~letters[p][b].y);
-            sum[4 * b + 2] += __uint_as_float(~letters[p][b].z);
-            sum[4 * b + 3] += __uint_as_float(~letters[p][b].w);
+        for (u32 p = 0; p < kPeers; ++p) {
+            WC_UNROLL
+            for (u32 b = 0; b < kBlocks; ++b) {
+                store_relaxed(box + p * stride + b * kBlockBytes, {0, 0, 0, 0});
+                sum[4 * b] += __uint_as_float(~letters[p][b].x);
+                sum[4 * b + 1] += __uint_as_float(~letters[p][b].y);
+                sum[4 * b + 2] += __uint_as_float(~letters[p][b].z);
+                sum[4 * b + 3] += __uint_as_float(~letters[p][b].w);
+            }
         }
     }
+};
+
+WC_DEVICE void add_block(float* sum, u32 address) {
+    const u32x4 v = load_smem(address);
+    sum[0] += __uint_as_float(v.x), sum[1] += __uint_as_float(v.y);
+    sum[2] += __uint_as_float(v.z), sum[3] += __uint_as_float(v.w);
 }
+
+// Between the CTAs of a cluster, into each other's shared memory; the letters' bytes complete the reader's barrier.
+struct ClusterMail {
+    u32 mailbox, barrier;  // this thread's place, ours
+
+    WC_DEVICE void post(u32 rank, u32 offset, const float* block) const {
+        store_async(cluster_address(mailbox + offset, rank),
+                    {__float_as_uint(block[0]), __float_as_uint(block[1]), __float_as_uint(block[2]),
+                     __float_as_uint(block[3])},
+                    cluster_address(barrier, rank));
+    }
+
+    template <u32 kPeers, u32 kBlocks>
+    WC_DEVICE void collect(float* sum, u32 offset, u32 stride) const {
+        WC_UNROLL
+        for (u32 p = 0; p < kPeers; ++p) {
+            WC_UNROLL
+            for (u32 b = 0; b < kBlocks; ++b) add_block(sum + 4 * b, mailbox + offset + p * stride + b * kBlockBytes);
+        }
+    }
+};
 
 // ---- epilogue -----------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,11 @@ class GemmConfig:
         CTAs per tile along K; 0 deals the work of all tiles evenly to the resident CTAs.
     ctas_per_sm : int
         CTAs that share one SM.
+    cluster : bool
+        The CTAs of a tile form a cluster and exchange partial sums through shared memory instead of L2.
+    column_groups : int
+        Consumer warpgroups that share a row tile and take every second brick: 1, or 2 with one row group and
+        stages of two bricks.
     decoder : str
         ``bf16-w12``, or ``bf16`` for uncompressed bricks.
     """
@@ -58,17 +63,23 @@ class GemmConfig:
     stage_bricks: int
     split: int
     ctas_per_sm: int = 1
+    cluster: bool = False
+    column_groups: int = 1
     decoder: str = "bf16-w12"
 
     def __post_init__(self) -> None:
-        if self.ctas_per_sm > 1 and self.row_groups > 1:
+        if self.column_groups != 1 and (self.column_groups, self.row_groups, self.stage_bricks) != (2, 1, 2):
+            raise ValueError("two column groups take one row group and stages of two bricks")
+        if self.ctas_per_sm > 1 and self._groups > 1:
             raise ValueError("setmaxnreg leaves no registers for a second CTA")
         if not (self.tokens % 16 == 0 and 16 <= self.tokens <= 256 and self.row_groups in (1, 2, 3)):
             raise ValueError(f"no tile of {self.row_groups} × 64 rows and {self.tokens} tokens")
         if self.stages < 2 or self.stage_bricks not in (1, 2):
             raise ValueError(f"no ring of {self.stages} stages of {self.stage_bricks} bricks")
-        if not 0 <= self.split <= min(MAX_SPLIT, self.tokens // _BLOCK_TOKENS):
+        if not 0 <= self.split <= min(MAX_SPLIT, self._own_blocks):
             raise ValueError(f"no split of {self.tokens} tokens over {self.split} CTAs")
+        if self.cluster and self.split < 2:
+            raise ValueError("a cluster is the CTAs of one tile")
         if (
             self.shared_bytes > SHARED_LIMIT_BYTES
             or self.ctas_per_sm * (self.shared_bytes + 1024) > SM_SHARED_BYTES
@@ -78,7 +89,16 @@ class GemmConfig:
     @property
     def threads(self) -> int:
         """Threads per CTA: the consumers' warpgroups and the producer's."""
-        return 128 * (self.row_groups + 1)
+        return 128 * (self._groups + 1)
+
+    @property
+    def _groups(self) -> int:
+        return self.row_groups * self.column_groups
+
+    @property
+    def _own_blocks(self) -> int:
+        """Blocks of 8 tokens that a warpgroup sums and stores."""
+        return self.tokens // (_BLOCK_TOKENS * self.column_groups)
 
     @property
     def stage_bytes(self) -> int:
@@ -88,17 +108,27 @@ class GemmConfig:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one CTA."""
-        return self.stages * (self.stage_bytes + 16) + 4 * self.row_groups * _STAGING_BYTES
+        mail = (self.split - 1) * self._letter_bytes if self.cluster else 0
+        merge = self.tokens // _BLOCK_TOKENS * _BLOCK_BYTES if self.column_groups == 2 else 0
+        groups = self._groups * (4 * _STAGING_BYTES + 8)
+        return self.stages * (self.stage_bytes + 16) + groups + merge + mail
+
+    @property
+    def _letter_bytes(self) -> int:
+        """Partial sums that one CTA of a tile sends another."""
+        return self._groups * -(-self._own_blocks // max(self.split, 1)) * _BLOCK_BYTES
 
     def defines(self, **extra: int) -> dict[str, int | str]:
         """Macros of the instance; `extra` adds the experiments' (``WC_ABLATE``, …)."""
         return {
             "WC_TOKENS": self.tokens,
             "WC_ROW_GROUPS": self.row_groups,
+            "WC_COLUMN_GROUPS": self.column_groups,
             "WC_STAGES": self.stages,
             "WC_STAGE_BRICKS": self.stage_bricks,
             "WC_SPLIT": self.split,
             "WC_CTAS_PER_SM": self.ctas_per_sm,
+            "WC_CLUSTER": int(self.cluster),
             "WC_DECODER": _DECODERS[self.decoder],
             **extra,
         }
@@ -127,21 +157,17 @@ class GemmConfig:
         )
         if self.split == 0:
             return min(resident, tiles * units)
-        if self.split > units or (self.split > 1 and tiles * self.split > resident):
+        if self.split > units or (self.split > 1 and not self.cluster and tiles * self.split > resident):
             raise WCodecError(f"{rows} × {cols} with {tokens} tokens cannot be split {self.split} ways")
         return tiles * self.split
 
     def partial_bytes(self, rows: int, cols: int, tokens: int, multiprocessors: int) -> int:
         """Workspace for partial sums: zero before the first launch, left zero by every launch."""
-        blocks = self.tokens // _BLOCK_TOKENS
-        if self.split == 1:
+        if self.split == 1 or self.cluster:
             return 0
         if self.split == 0:
-            grid = self.grid(rows, cols, tokens, multiprocessors)
-            return grid * self.row_groups * blocks * _BLOCK_BYTES
-        share = -(-blocks // self.split)
-        letters = self.split * (self.split - 1) * self.row_groups * share
-        return self.tiles(rows, tokens) * letters * _BLOCK_BYTES
+            return self.grid(rows, cols, tokens, multiprocessors) * self._letter_bytes
+        return self.tiles(rows, tokens) * self.split * (self.split - 1) * self._letter_bytes
 
 
 @dataclass(frozen=True)
@@ -210,8 +236,9 @@ class Gemm:
     ) -> None:
         self.config, self.bricks, self.tokens = config, bricks, tokens
         grid = config.grid(bricks.rows, bricks.cols, tokens, multiprocessors)
-        kernel = load(SOURCE, config.defines(**extra), device)
-        self._frame: Frame = kernel.frame(_LAYOUT, grid, config.threads, config.shared_bytes, 1, pdl)
+        kernel = load(SOURCE, config.defines(WC_PDL=int(pdl), **extra), device)
+        cluster = config.split if config.cluster else 1
+        self._frame: Frame = kernel.frame(_LAYOUT, grid, config.threads, config.shared_bytes, cluster, pdl)
         self._token_tiles = -(-tokens // config.tokens)
         self._k_bricks = -(-bricks.cols // TILE)
 
