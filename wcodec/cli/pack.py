@@ -20,21 +20,31 @@ EPILOG = """\b
 Examples:
   wcodec pack model.safetensors packed.safetensors
   wcodec pack ~/models/Llama-3.1-8B Llama-3.1-8B-packed
+  wcodec pack --profile storage model.safetensors stored.safetensors
+  wcodec pack stored.safetensors packed.safetensors      (converts)
 """
 
 
 @click.command(epilog=EPILOG, short_help="Write a packed model.")
 @path_argument("src")
 @path_argument("dst")
+@click.option(
+    "--profile",
+    type=click.Choice(["run", "storage"]),
+    default="run",
+    show_default=True,
+    help="run: GPU kernels read the file as it is. storage: smaller, for disks and networks.",
+)
 @force_option
 @workers_option
 @quiet_option
-def command(src: Path, dst: Path, force: bool, workers: int | None, quiet: bool) -> None:
-    """Write a packed copy of SRC to DST: about a quarter smaller, every weight recoverable.
+def command(src: Path, dst: Path, profile: str, force: bool, workers: int | None, quiet: bool) -> None:
+    """Write a packed copy of SRC to DST: a quarter to a third smaller, every weight recoverable.
 
     SRC is a safetensors file or a model directory (links are followed, so a Hugging Face snapshot works).
     BF16 tensors are packed where that makes them smaller; everything else is stored unchanged. In a directory
-    the index is rewritten and the other files are copied.
+    the index is rewritten and the other files are copied. SRC may be packed with the other profile: it is
+    converted.
 
     DST appears when it is complete: an interruption or a full disk leaves nothing half-written. A directory
     that was interrupted goes on where it stopped when the same command runs again.
@@ -43,5 +53,5 @@ def command(src: Path, dst: Path, force: bool, workers: int | None, quiet: bool)
 
     pack = pack_directory if src.is_dir() else pack_file
     with leaving_nothing(), progress("pack", weight_bytes(src), quiet=quiet) as advance:
-        result = pack(src, dst, force=force, workers=workers, advance=advance)
+        result = pack(src, dst, profile=profile, force=force, workers=workers, advance=advance)
     report(result, quiet=quiet)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wcodec import bits
 from wcodec.container.atomic import (
     copy_file,
     lock,
@@ -43,6 +44,7 @@ def pack_directory(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
+    profile: str = "run",
     force: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -57,9 +59,11 @@ def pack_directory(
     Parameters
     ----------
     source : path-like
-        Directory with at least one ``.safetensors`` file.
+        Directory with at least one ``.safetensors`` file, or a packed directory of another profile.
     destination : path-like
         Directory to make.
+    profile : {"run", "storage"}
+        As for `pack_file`.
     force : bool
         Replace an existing directory.
     workers : int, optional
@@ -83,15 +87,14 @@ def pack_directory(
     source, destination = Path(source), Path(destination)
     files, notes = list_files(source)
     shards = [name for name in files if name.endswith(_WEIGHTS)]
-    if MANIFEST_NAME in files:
-        raise UnsupportedError("is packed already", file=source, mend="`wcodec unpack` gives the original")
+    before = _converted(source, files, profile)
     if not shards:
         raise UnsupportedError(f"has no {_WEIGHTS} file", file=source, mend="pack reads safetensors files")
     for name in shards:
-        open_source(files[name])  # every refusal comes before hours of work
+        open_source(files[name], profile)  # every refusal comes before hours of work
     check_folder(source, destination, force=force)
     with _folder_part(destination, keep=True) as part:
-        manifest = _progress(part)
+        manifest = _progress(part, profile)
         manifest.files = {name: facts for name, facts in manifest.files.items() if name in shards}
         results: dict[str, Result] = {}
 
@@ -102,14 +105,17 @@ def pack_directory(
             manifest.write(part)
 
         tasks = {
-            name: partial(_pack_shard, files[name], part / name, manifest.files.get(name)) for name in shards
+            name: partial(_pack_shard, files[name], part / name, manifest.files.get(name), profile=profile)
+            for name in shards
         }
         _prepare(part, files)
         _run(tasks, done, workers=workers, executor=executor, advance=advance)
         stored = {name: _tensor_bytes(part / name) for name in shards}
+        packed = any(result.packed_tensors for result in results.values())
         for name, path in files.items():
             if name not in results:
-                manifest.files[name] = _place_other(name, path, part / name, stored)
+                original = before[name].original if name in before else None
+                manifest.files[name] = _place_other(name, path, part / name, stored, packed, original)
         manifest.write(part)
         swap_folder(part, destination, overwrite=force)
     return _total(source, destination, results.values(), begun, notes)
@@ -184,7 +190,7 @@ def verify_directory(
             if PackedFile(source / name).record.digest != facts.digest:
                 differences.append(f"{name}: holds another file than the manifest says")
             files, tensors, nbytes = files + 1, tensors + verdict.tensors, nbytes + verdict.nbytes
-        elif facts.kind == "copied" and file_digest(source / name) != (facts.nbytes, facts.digest):
+        elif file_digest(source / name) != (facts.stored_bytes, facts.stored_digest or facts.digest):
             differences.append(f"{name}: {_changed(name).problem}")
     if against is not None:
         differences += _compare_tree(Path(against), manifest)
@@ -235,7 +241,7 @@ def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
         try:
             yield part
         except BaseException:
-            if not (keep and _progress(part).files):
+            if not (keep and (part / MANIFEST_NAME).exists()):
                 remove(part)
             raise
     except BaseException:
@@ -247,12 +253,23 @@ def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
             os.close(fd)
 
 
-def _progress(part: Path) -> Manifest:
-    """What an interrupted run has done; nothing where its manifest cannot be read."""
-    try:
-        return Manifest.read(part)
-    except WCodecError:
-        return Manifest("run")
+def _progress(part: Path, profile: str) -> Manifest:
+    """What an interrupted run has done; nothing where its manifest is unreadable or of another profile."""
+    with contextlib.suppress(WCodecError):
+        manifest = Manifest.read(part)
+        if manifest.profile == profile:
+            return manifest
+    return Manifest(profile)
+
+
+def _converted(source: Path, files: dict[str, Path], profile: str) -> dict[str, FileFacts]:
+    """Facts of a packed directory that is to be packed otherwise; its manifest is no file of the model."""
+    if files.pop(MANIFEST_NAME, None) is None:
+        return {}
+    manifest = Manifest.read(source)
+    if manifest.profile == profile:
+        raise UnsupportedError("is packed already", file=source, mend="`wcodec unpack` gives the original")
+    return manifest.files
 
 
 def _prepare(part: Path, files: dict[str, Path]) -> None:
@@ -272,6 +289,7 @@ def _pack_shard(
     target: Path,
     before: FileFacts | None,
     *,
+    profile: str,
     workers: int | None,
     advance: Advance | None = None,
 ) -> Result:
@@ -280,11 +298,19 @@ def _pack_shard(
         with contextlib.suppress(WCodecError):
             packed = PackedFile(target)
             same = before.digest == packed.record.digest and before.stored_bytes == packed.header.file_size
-            if same and file_digest(source) == (before.nbytes, before.digest):
+            if same and _original_digest(source) == (before.nbytes, before.digest):
                 if advance is not None:
                     advance(before.nbytes)
                 return _result(packed, source, target)
-    return pack_file(source, target, force=True, workers=workers, advance=advance)
+    return pack_file(source, target, profile=profile, force=True, workers=workers, advance=advance)
+
+
+def _original_digest(source: Path) -> tuple[int, bytes]:
+    """Size and digest of a shard, or of the file that a packed shard was made from."""
+    with contextlib.suppress(UnsupportedError):
+        packed = PackedFile(source)
+        return packed.size, packed.record.digest
+    return file_digest(source)
 
 
 def _result(packed: PackedFile, source: Path, target: Path) -> Result:
@@ -321,18 +347,27 @@ def _tensor_bytes(path: Path) -> int:
     return sum(part.stored.end - part.stored.begin for part in PackedFile(path).parts)
 
 
-def _place_other(name: str, source: Path, target: Path, stored: dict[str, int]) -> FileFacts:
-    """Copy a file that holds no packed weights, or rewrite it."""
-    with naming(source, "read"):
-        text = source.read_bytes() if name.endswith(".json") else b""
-    new = rewritten(name, text, stored) if text else None
-    if new is None:
+def _place_other(
+    name: str, source: Path, target: Path, stored: dict[str, int], packed: bool, original: bytes | None
+) -> FileFacts:
+    """Copy a file that holds no packed weights, or rewrite it.
+
+    `original` is its text where `source` has rewritten it already.
+    """
+    text = original
+    if text is None and name.endswith(".json"):
+        with naming(source, "read"):
+            text = source.read_bytes()
+    new = rewritten(name, text, stored, packed=packed) if text else None
+    if new is None and original is None:
         nbytes, digest = copy_file(source, target, overwrite=True)
         return FileFacts("copied", nbytes, digest, nbytes)
+    assert text is not None
     with replace_file(target, mode=source.stat().st_mode, overwrite=True) as out:
-        out.write_at(0, new)
-    nbytes, digest = file_digest(source)
-    return FileFacts("rewritten", nbytes, digest, len(new), original=text)
+        out.write_at(0, text if new is None else new)
+    if new is None:
+        return FileFacts("copied", len(text), bits.digest(text), len(text))
+    return FileFacts("rewritten", len(text), bits.digest(text), len(new), text, bits.digest(new))
 
 
 def _run(

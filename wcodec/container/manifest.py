@@ -40,6 +40,8 @@ class FileFacts:
         Size in the packed directory.
     original : bytes, optional
         The original text of a rewritten file.
+    stored_digest : bytes, optional
+        xxh3-128 of the text that a rewritten file has now.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class FileFacts:
     digest: bytes
     stored_bytes: int
     original: bytes | None = None
+    stored_digest: bytes | None = None
 
 
 @dataclass
@@ -117,21 +120,31 @@ def _to_json(facts: FileFacts) -> dict[str, Any]:
         "xxh3_128": facts.digest.hex(),
         "stored_bytes": facts.stored_bytes,
     }
-    if facts.original is not None:
+    if facts.original is not None and facts.stored_digest is not None:
         import zstandard
 
         frame = zstandard.ZstdCompressor(level=9).compress(facts.original)
+        document["stored_xxh3_128"] = facts.stored_digest.hex()
         document["original"] = base64.b64encode(frame).decode()
     return document
 
 
 def _from_json(document: dict[str, Any]) -> FileFacts:
     kind, nbytes, stored = document["kind"], document["bytes"], document["stored_bytes"]
-    digest = bytes.fromhex(document["xxh3_128"])
-    if kind not in KINDS or len(digest) != 16 or not all(type(n) is int and n >= 0 for n in (nbytes, stored)):
+    digest = _digest(document["xxh3_128"])
+    if kind not in KINDS or not all(type(n) is int and n >= 0 for n in (nbytes, stored)):
         raise ValueError(f"{kind!r} is not described as it should be")
-    original = _decompress(document["original"], nbytes) if kind == "rewritten" else None
-    return FileFacts(kind, nbytes, digest, stored, original)
+    if kind != "rewritten":
+        return FileFacts(kind, nbytes, digest, stored)
+    original = _decompress(document["original"], nbytes)
+    return FileFacts(kind, nbytes, digest, stored, original, _digest(document["stored_xxh3_128"]))
+
+
+def _digest(text: str) -> bytes:
+    digest = bytes.fromhex(text)
+    if len(digest) != 16:
+        raise ValueError(f"{text!r} is no xxh3-128")
+    return digest
 
 
 def _decompress(text: str, nbytes: int) -> bytes:

@@ -135,6 +135,12 @@ class PackedFile:
         return Part(entry, found, packed, packed.digest)
 
     @property
+    def profile(self) -> str:
+        """Profile it was packed with; told from the formats, since metadata may get lost."""
+        storage = any(part.packed is not None and part.packed.format == "bf16-store" for part in self.parts)
+        return "storage" if storage else "run"
+
+    @property
     def size(self) -> int:
         """Bytes of the original file."""
         return self.record.nbytes

@@ -10,7 +10,11 @@ from pathlib import Path
 from wcodec.container.atomic import PART_SUFFIX, naming
 from wcodec.errors import WCodecError
 
+#: What ``quantization_config`` in a packed model's ``config.json`` calls us.
+QUANT_METHOD = "wcodec"
+
 _INDEX_SUFFIX = ".safetensors.index.json"
+_CONFIG_NAME = "config.json"
 _SKIPPED = {".git", ".cache"}  # histories and download state hold copies of the weights, not the model
 
 
@@ -63,10 +67,11 @@ def _walk(
             raise WCodecError("is neither a file nor a folder", file=path, mend="remove it")
 
 
-def rewritten(name: str, text: bytes, stored: Mapping[str, int]) -> bytes | None:
+def rewritten(name: str, text: bytes, stored: Mapping[str, int], *, packed: bool) -> bytes | None:
     """The text of a file as it has to read beside packed weights; None where it stays.
 
     An index keeps its names, which packed files keep too; its total size becomes that of the packed tensors.
+    The model's ``config.json`` says how the weights are stored, so that transformers picks our loader.
 
     Parameters
     ----------
@@ -76,7 +81,11 @@ def rewritten(name: str, text: bytes, stored: Mapping[str, int]) -> bytes | None
         What the file says in the source.
     stored : mapping of str to int
         Bytes of the source's tensors in each packed file, by relative path.
+    packed : bool
+        Whether any tensor got packed.
     """
+    if name == _CONFIG_NAME:
+        return _with_method(text) if packed else None
     if not name.endswith(_INDEX_SUFFIX):
         return None
     try:
@@ -87,3 +96,15 @@ def rewritten(name: str, text: bytes, stored: Mapping[str, int]) -> bytes | None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # an index without weights or sizes has nothing that could be wrong
     return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
+
+
+def _with_method(text: bytes) -> bytes | None:
+    """A model's configuration with our ``quantization_config``; None where it must not get one."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict) or "model_type" not in config or config.get("quantization_config"):
+        return None
+    config["quantization_config"] = {"quant_method": QUANT_METHOD}
+    return json.dumps(config, ensure_ascii=False, indent=2).encode() + b"\n"

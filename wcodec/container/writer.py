@@ -17,13 +17,14 @@ import xxhash
 from wcodec.container.atomic import AtomicFile, replace_file
 from wcodec.container.destination import check_file
 from wcodec.container.layout import Stored, header_bytes, raw_order, reserve, stored_metadata
+from wcodec.container.packedfile import PackedFile
 from wcodec.container.pipeline import CHUNK_BYTES, Advance, default_workers, ordered_map, workers_pool
+from wcodec.container.profiles import Encoder, Profile, profile_by_name
 from wcodec.container.record import RECORD_NAME, SourceRecord
 from wcodec.container.results import Result
 from wcodec.dtypes import numel
-from wcodec.errors import UnsupportedError
-from wcodec.formats.bf16_w12 import OVERFLOW_LIMIT, TILE, Bf16W12, Plan, StreamEncoder, count_high_exponents
-from wcodec.readers.bytefile import LocalFile
+from wcodec.errors import MismatchError, UnsupportedError
+from wcodec.readers.bytefile import ByteFile, LocalFile
 from wcodec.readers.safetensors import Entry, SafetensorsHeader, parse_header
 
 U8 = npt.NDArray[np.uint8]
@@ -34,6 +35,7 @@ def pack_file(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
+    profile: str = "run",
     force: bool = False,
     workers: int | None = None,
     advance: Advance | None = None,
@@ -46,9 +48,12 @@ def pack_file(
     Parameters
     ----------
     source : path-like
-        A safetensors file of any dtypes; BF16 tensors are packed where that makes them smaller.
+        A safetensors file of any dtypes; BF16 tensors are packed where that makes them smaller. Or a packed
+        file of another profile, which is converted.
     destination : path-like
         File to write; ``docs/container.md`` says what it holds.
+    profile : {"run", "storage"}
+        ``"run"`` for the format that kernels read, ``"storage"`` for the smallest files.
     force : bool
         Replace an existing file.
     workers : int, optional
@@ -72,17 +77,19 @@ def pack_file(
     begun = time.perf_counter()
     source, destination = Path(source), Path(destination)
     workers = default_workers() if workers is None else workers
-    header = open_source(source)
+    chosen = profile_by_name(profile)
+    file, header = open_source(source, profile)
     check_file(source, destination, force=force)
-    file = LocalFile(source, mapped=False)
-    metadata = stored_metadata(header.metadata, "run")
+    metadata = stored_metadata(header.metadata, profile)
     start = reserve(metadata, header.entries, header.file_size, source)
     with (
         replace_file(destination, mode=source.stat().st_mode, overwrite=force) as out,
         workers_pool(workers) as pool,
     ):
-        packing = _Packing(file, header, pool, workers, advance)
+        packing = _Packing(file, header, chosen, pool, workers, advance)
         stored, end = packing.write_tensors(out, start)
+        if isinstance(file, PackedFile) and packing.whole.digest() != file.record.digest:
+            raise MismatchError("does not decode to what it was made from", file=source, mend="copy it again")
         record = packing.record().pack()
         stored.append(Stored(RECORD_NAME, "U8", (len(record),), len(record)))
         end = out.write_at(end, record)
@@ -94,7 +101,7 @@ def pack_file(
         destination,
         files=1,
         tensors=len(header.entries),
-        packed_tensors=len(packing.plans),
+        packed_tensors=len(packing.packed),
         weights=sum(numel(entry.shape) for entry in header.entries),
         bytes_in=header.file_size,
         bytes_out=end,
@@ -103,28 +110,35 @@ def pack_file(
     )
 
 
-def open_source(source: Path) -> SafetensorsHeader:
-    """Header of a file that can be packed; refuses other kinds and packed files in one line."""
+def open_source(source: Path, profile: str) -> tuple[ByteFile, SafetensorsHeader]:
+    """A file that can be packed, and its header; other kinds are refused in one line.
+
+    A packed file of another profile appears as the file it was made from.
+    """
     if source.suffix.lower() in _UNREADABLE and source.exists():
         raise UnsupportedError(
             f"pack reads safetensors files, not {source.suffix}",
             file=source,
             mend="`wcodec analyze` reads it as it is; convert it to safetensors to pack it",
         )
-    header = parse_header(source)
-    if any(entry.name == RECORD_NAME for entry in header.entries):
+    file = LocalFile(source, mapped=False)
+    header = parse_header(file)
+    if not any(entry.name == RECORD_NAME for entry in header.entries):
+        return file, header
+    packed = PackedFile(source)
+    if packed.profile == profile:
         raise UnsupportedError("is packed already", file=source, mend="`wcodec unpack` gives the original")
-    return header
+    return packed, packed.source
 
 
 @dataclass(frozen=True)
 class _Span:
-    """A range of the source file that is handled at once: rows of a matrix, or plain bytes."""
+    """A range of the source file that is handled at once; `unit` is 0 for bytes that stay as they are."""
 
     entry: Entry | None
     start: int
     stop: int
-    candidate: bool = False
+    unit: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -133,9 +147,9 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Job:
-    """Rows to encode; `data` where the survey still had them."""
+    """Units to encode; `data` where the survey still had them."""
 
-    encoder: StreamEncoder
+    encoder: Encoder
     span: _Span
     is_last: bool
     data: U8 | None
@@ -146,49 +160,55 @@ class _Packing:
 
     def __init__(
         self,
-        file: LocalFile,
+        file: ByteFile,
         header: SafetensorsHeader,
+        profile: Profile,
         pool: Executor | None,
         workers: int,
         advance: Advance | None,
     ) -> None:
         self.file = file
         self.header = header
+        self.profile = profile
         self.pool = pool
         self.budget = (workers + 2) * CHUNK_BYTES
         self.advance = advance or (lambda nbytes: None)
         self.whole = xxhash.xxh3_128()
         self.digests: dict[str, bytes] = {}
-        self.plans: dict[str, Plan] = {}
+        self.packed: set[str] = set()
         self.trailing: list[bytes] = []
 
     def write_tensors(self, out: AtomicFile, start: int) -> tuple[list[Stored], int]:
         """Write blobs, then raw tensors, from `start` on; return their entries and where they end."""
         stored: list[Stored] = []
-        position = begin = start
+        begin, position = start, -1
         jobs = ordered_map(
             self.pool, self.budget, self._encode, self._jobs(), lambda job: 2 * job.span.nbytes
         )
-        for job, bricks, overflow in jobs:
-            entry = job.span.entry
+        for job, body, extra in jobs:
+            entry, encoder = job.span.entry, job.encoder
             assert entry is not None
-            job.encoder.append(bricks, overflow)
-            position = out.write_at(position, bricks)
+            if position < 0:
+                position = begin + encoder.head_bytes
+            encoder.append(body, extra)
+            position = out.write_at(position, body)
             self.advance(job.span.nbytes)
             if not job.is_last:
                 continue
-            if job.encoder.overflow_count <= OVERFLOW_LIMIT:
-                position = out.write_at(position, job.encoder.finish(self.digests[entry.name]))
-            nbytes = position - begin
-            if nbytes < entry.end - entry.begin and job.encoder.overflow_count <= OVERFLOW_LIMIT:
-                stored.append(Stored(entry.name, "U8", (nbytes,), nbytes))
-            else:  # so many exceptions that the tensor would not shrink: it stays raw
-                del self.plans[entry.name]
-                position = begin
+            fits = encoder.fits()
+            if fits:
+                position = out.write_at(position, encoder.finish(self.digests[entry.name]))
+            if fits and position - begin < entry.end - entry.begin:
+                out.write_at(begin, encoder.head())
+                self.packed.add(entry.name)
+                stored.append(Stored(entry.name, "U8", (position - begin,), position - begin))
+                begin = position
+            else:  # the tensor would not shrink: it stays raw, and the next one takes its place
                 self.advance(entry.begin - entry.end)
-            begin = position
-        for entry in raw_order(e for e in self.header.entries if e.name not in self.plans):
-            for data in self._read_ahead(_cut(entry, self.header.data_start, candidate=False)):
+            position = -1
+        position = begin
+        for entry in raw_order(e for e in self.header.entries if e.name not in self.packed):
+            for data in self._read_ahead(_cut(entry, self.header.data_start, 0)):
                 position = out.write_at(position, data)
                 self.advance(data.size)
             stored.append(Stored(entry.name, entry.dtype, entry.shape, entry.end - entry.begin))
@@ -204,28 +224,26 @@ class _Packing:
             trailing=b"".join(self.trailing),
             nbytes=self.header.file_size,
             digest=self.whole.digest(),
-            raw={e.name: self.digests[e.name] for e in self.header.entries if e.name not in self.plans},
+            raw={e.name: self.digests[e.name] for e in self.header.entries if e.name not in self.packed},
         )
 
     def _jobs(self) -> Iterator[_Job]:
         """What to encode, in the order of the file, as the survey gets there."""
         for entry, spans, counts, data in self._survey():
-            plan = Bf16W12().plan_from_counts(counts, entry.shape)
-            self.plans[entry.name] = plan
-            encoder = StreamEncoder(plan)
+            encoder = self.profile.encoder(entry, counts)
             for span in spans:
                 yield _Job(encoder, span, span is spans[-1], data if len(spans) == 1 else None)
 
     def _survey(self) -> Iterator[tuple[Entry, list[_Span], Any, U8 | None]]:
-        """Read the whole file in order, take every digest, and yield the matrices that may shrink.
+        """Read the whole file in order, take every digest, and yield the tensors that may shrink.
 
         Yields
         ------
         entry, spans, counts, data
-            `counts` are those of the high exponent values, `data` the bytes of the last span.
+            `counts` are what the profile counted, `data` the bytes of the last span.
         """
         spans: list[_Span] = []
-        counts = np.zeros(128, dtype=np.int64)
+        counts: Any = 0
         hasher = xxhash.xxh3_128()
         for span, data, found in ordered_map(
             self.pool, self.budget, self._look, self._spans(), lambda span: span.nbytes
@@ -238,32 +256,31 @@ class _Packing:
             hasher.update(data.data)
             spans.append(span)
             if found is not None:
-                counts += found
+                counts = counts + found
             if span.stop == self.header.data_start + span.entry.end:
                 self.digests[span.entry.name] = hasher.digest()
-                if span.candidate:
+                if span.unit:
                     yield span.entry, spans, counts, data
-                spans, counts = [], np.zeros(128, dtype=np.int64)
+                spans, counts = [], 0
                 hasher.reset()
 
     def _spans(self) -> Iterator[_Span]:
         """The whole file, cut."""
         yield _Span(None, 0, self.header.data_start)
         for entry in self.header.entries:
-            yield from _cut(entry, self.header.data_start, candidate=_may_shrink(entry))
+            yield from _cut(entry, self.header.data_start, self.profile.unit(entry))
         start, stop = self.header.trailing
         for at in range(start, stop, CHUNK_BYTES):
             yield _Span(None, at, min(at + CHUNK_BYTES, stop))
 
     def _look(self, span: _Span) -> tuple[_Span, U8, Any]:
         data = self.file.read_at(span.start, span.nbytes)
-        return span, data, count_high_exponents(data.view("<u2")) if span.candidate else None
+        return span, data, self.profile.count(data) if span.unit else None
 
     def _encode(self, job: _Job) -> tuple[_Job, U8, Any]:
         span = job.span
         data = self.file.read_at(span.start, span.nbytes) if job.data is None else job.data
-        rows = data.view("<u2").reshape(-1, job.encoder.plan.matrix[1])
-        return job, *job.encoder.encode(rows)
+        return job, *job.encoder.encode(data)
 
     def _read_ahead(self, spans: list[_Span]) -> Iterator[U8]:
         yield from ordered_map(
@@ -275,21 +292,12 @@ class _Packing:
         )
 
 
-def _may_shrink(entry: Entry) -> bool:
-    """Whether bricks alone, without overflow, make the tensor smaller."""
-    if entry.dtype != "BF16" or entry.begin == entry.end:
-        return False
-    plan = Plan(tuple(range(8)), 0, entry.shape)
-    return Bf16W12().blob_bytes(plan, 0) < entry.end - entry.begin
-
-
-def _cut(entry: Entry, data_start: int, *, candidate: bool) -> list[_Span]:
-    """Cut a tensor into spans of about `CHUNK_BYTES`, matrices between row tiles; at least one span."""
-    unit = 2 * TILE * Plan((), 0, entry.shape).matrix[1] if candidate else 1
-    step = max(CHUNK_BYTES // unit, 1) * unit
+def _cut(entry: Entry, data_start: int, unit: int) -> list[_Span]:
+    """Cut a tensor into spans of about `CHUNK_BYTES`, between units if it has any; at least one span."""
+    step = max(CHUNK_BYTES // max(unit, 1), 1) * max(unit, 1)
     nbytes = entry.end - entry.begin
     at = data_start + entry.begin
     return [
-        _Span(entry, at + start, at + min(start + step, nbytes), candidate)
+        _Span(entry, at + start, at + min(start + step, nbytes), unit)
         for start in range(0, max(nbytes, 1), step)
     ]

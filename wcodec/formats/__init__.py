@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from wcodec.errors import UnsupportedError
 from wcodec.formats.base import Format
+from wcodec.formats.bf16_store import Bf16Store
 from wcodec.formats.bf16_w12 import Bf16W12
 from wcodec.formats.raw import Raw
 
-FORMATS: dict[str, Format] = {f.id: f for f in (Raw(), Bf16W12())}
+FORMATS: dict[str, Format] = {f.id: f for f in (Raw(), Bf16W12(), Bf16Store())}
 
 
 def by_id(name: str) -> Format:

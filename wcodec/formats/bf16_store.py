@@ -1,0 +1,268 @@
+"""`bf16-store`: for disks and networks, entropy-coded exponents (``docs/container.md`` section 5)."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wcodec.bits import digest
+from wcodec.errors import MalformedError
+from wcodec.formats.base import Format, Shape
+from wcodec.packed import FOOTER_BYTES, U8, Footer, PackedTensor, assemble, blob_bytes, tail_bytes
+
+U16 = npt.NDArray[np.uint16]
+U32 = npt.NDArray[np.uint32]
+
+#: Weights per chunk: 512 KB of BF16, so that a chunk's planes stay in a core's own cache.
+CHUNK_LOG = 18
+CHUNK_WEIGHTS = 1 << CHUNK_LOG
+_MIN_CHUNK_LOG, _MAX_CHUNK_LOG = 10, 24
+#: Exponents hardly repeat in order: matches find nothing that Huffman codes do not, and cost time. These make
+#: the match finder give up at once while literals are still Huffman-coded, which target length 0 keeps on.
+_HASH_LOG, _CHAIN_LOG, _MIN_MATCH, _TARGET_LENGTH = 6, 6, 7, 0
+
+#: What a frame of incompressible bytes takes beyond them, at most.
+_FRAME_SLACK_BYTES = 4096
+
+_local = threading.local()
+
+
+class Bf16Store(Format):
+    """BF16 tensors of any shape at about 10.6 bits per weight; no kernel reads it, `decode` does."""
+
+    id = "bf16-store"
+    code = 3
+    version = 1
+
+    def plan(self, histogram: npt.NDArray[np.int64], shape: Shape) -> Shape:
+        """Nothing to choose: the plan is the shape."""
+        return tuple(shape)
+
+    def encode(self, bits: npt.NDArray[Any], plan: Shape, *, workers: int = 1) -> PackedTensor:
+        """Encode BF16 bit patterns; the same bits give the same bytes with the same zstandard.
+
+        Parameters
+        ----------
+        bits : numpy.ndarray of uint16
+            C-contiguous, of the plan's shape.
+        plan : tuple of int
+            The shape.
+        workers : int
+            Threads to use.
+        """
+        encoder = StreamEncoder(plan)
+        flat = bits.reshape(-1)
+        bodies = _share(
+            chunk_count(flat.size),
+            workers,
+            lambda first, last: encoder.encode(flat[first * CHUNK_WEIGHTS : last * CHUNK_WEIGHTS]),
+        )
+        for _, lengths in bodies:
+            encoder.append(lengths)
+        footer = encoder.footer(digest(bits))
+        return PackedTensor(assemble([encoder.head(), *(body for body, _ in bodies)], footer), footer)
+
+    def decode(
+        self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
+    ) -> npt.NDArray[Any]:
+        """See `Format.decode`; `workers` threads share the chunks."""
+        if out is None:
+            out = np.empty(packed.shape, dtype=np.uint16)
+        elif out.shape != packed.shape or out.dtype.itemsize != 2 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be C-contiguous, 16-bit, of shape {packed.shape}")
+        flat = out.view(np.uint16).reshape(-1)
+        size = chunk_weights(packed)
+
+        def decode(first: int, last: int) -> None:
+            self.decode_chunks(packed, first, last, flat[first * size : last * size])
+
+        _share(chunk_count(packed.numel, size), workers, decode)
+        return out
+
+    def decode_chunks(self, packed: PackedTensor, first: int, last: int, out: U16) -> None:
+        """Decode chunks `first` … `last` − 1 into `out`, their weights in order.
+
+        Raises
+        ------
+        MalformedError
+            If a frame is damaged.
+        """
+        from wcodec.formats._bf16_store_jit import join
+
+        size, lengths = chunk_weights(packed), chunk_lengths(packed)
+        at = 4 * lengths.size + first * size + int(lengths[:first].sum(dtype=np.int64))
+        for index in range(first, last):
+            weights = out[(index - first) * size : (index - first + 1) * size]
+            rest = packed.blob[at : at + weights.size]
+            frame = packed.blob[at + weights.size : at + weights.size + int(lengths[index])]
+            join(_decompress(frame, weights.size, index), rest, weights)
+            at += weights.size + int(lengths[index])
+
+    def granule(self, packed: PackedTensor) -> int:
+        """See `Format.granule`: one chunk."""
+        return 2 * chunk_weights(packed)
+
+    def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
+        """See `Format.decode_range`."""
+        size = chunk_weights(packed)
+        first, last = start // (2 * size), -(-stop // (2 * size))
+        out = np.empty(max(min(last * size, packed.numel) - first * size, 0), dtype=np.uint16)
+        self.decode_chunks(packed, first, last, out)
+        return out.view(np.uint8)[start - 2 * first * size : stop - 2 * first * size]
+
+    def validate(self, packed: PackedTensor) -> None:
+        """See `Format.validate`."""
+        footer = packed.footer
+        if footer.dtype != "BF16" or footer.overflow_count:
+            raise MalformedError("the footer is not one of bf16-store")
+        if not _MIN_CHUNK_LOG <= footer.table[0] <= _MAX_CHUNK_LOG or any(footer.table[1:]):
+            raise MalformedError(f"the chunk size {list(footer.table)} is not one of bf16-store")
+        count = chunk_count(packed.numel, chunk_weights(packed))
+        if 4 * count + packed.numel > packed.nbytes:
+            raise MalformedError(f"{packed.nbytes} bytes are too few for {packed.numel} weights")
+        body = 4 * count + packed.numel + int(chunk_lengths(packed).sum(dtype=np.int64))
+        if packed.nbytes != blob_bytes(body, len(footer.shape)):
+            want = blob_bytes(body, len(footer.shape))
+            raise MalformedError(f"the blob has {packed.nbytes} bytes where its chunks imply {want}")
+        if packed.blob[body : packed.nbytes - FOOTER_BYTES - 8 * len(footer.shape)].any():
+            raise MalformedError("the padding before the dims is not zero")
+
+
+class StreamEncoder:
+    """Encodes a tensor piece by piece, in bounded memory.
+
+    The blob is what `head` returns, what `encode` returned for consecutive pieces, and what `finish` returns.
+    The head's size is known from the start, its content when all pieces are appended.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Logical shape of the tensor.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = tuple(shape)
+        self.head_bytes = 4 * chunk_count(math.prod(shape))
+        self._lengths: list[U32] = []
+        self._body_bytes = self.head_bytes + math.prod(shape)
+
+    def encode(self, bits: U16) -> tuple[U8, U32]:
+        """Encode whole chunks on their own: in any order, from any thread.
+
+        Parameters
+        ----------
+        bits : numpy.ndarray of uint16, 1-D
+            Weights in order; a multiple of `CHUNK_WEIGHTS` unless they are the last.
+
+        Returns
+        -------
+        body : numpy.ndarray of uint8, 1-D
+        lengths : numpy.ndarray of uint32
+            Bytes of each chunk's frame, for `append`.
+        """
+        from wcodec.formats._bf16_store_jit import split
+
+        chunks = chunk_count(bits.size)
+        body = np.empty(2 * bits.size + chunks * _FRAME_SLACK_BYTES, dtype=np.uint8)
+        lengths = np.empty(chunks, dtype=np.uint32)
+        exponents = np.empty(min(bits.size, CHUNK_WEIGHTS), dtype=np.uint8)
+        at = 0
+        for index in range(chunks):
+            chunk = bits[index * CHUNK_WEIGHTS : (index + 1) * CHUNK_WEIGHTS]
+            split(chunk, exponents, body[at : at + chunk.size])
+            frame = np.frombuffer(_compressor().compress(exponents[: chunk.size].data), dtype=np.uint8)
+            at += chunk.size
+            body[at : at + frame.size] = frame
+            at += frame.size
+            lengths[index] = frame.size
+        return body[:at], lengths
+
+    def append(self, lengths: U32) -> None:
+        """Take the lengths of the next piece, in order."""
+        self._lengths.append(lengths)
+        self._body_bytes += int(lengths.sum(dtype=np.int64))
+
+    def head(self) -> bytes:
+        """What precedes the chunks, once all were appended."""
+        head = b"".join(part.astype("<u4").tobytes() for part in self._lengths)
+        if len(head) != self.head_bytes:
+            raise ValueError(f"{len(head) // 4} of {self.head_bytes // 4} chunks were appended")
+        return head
+
+    def footer(self, original_digest: bytes) -> Footer:
+        """The footer: the digest is all that is not known from the start."""
+        split_at = max(len(self.shape) - 1, 0)
+        table = bytes([CHUNK_LOG, *bytes(7)])
+        return Footer(
+            Bf16Store.code, Bf16Store.version, "BF16", self.shape, split_at, table, 0, original_digest
+        )
+
+    def finish(self, original_digest: bytes) -> bytes:
+        """What follows the chunks: padding, dims and footer."""
+        return tail_bytes(self._body_bytes, self.footer(original_digest))
+
+
+def chunk_count(numel: int, size: int = CHUNK_WEIGHTS) -> int:
+    """Chunks of a tensor of `numel` weights."""
+    return -(-numel // size)
+
+
+def chunk_weights(packed: PackedTensor) -> int:
+    """Weights per chunk of a blob."""
+    return 1 << packed.footer.table[0]
+
+
+def chunk_lengths(packed: PackedTensor) -> U32:
+    """Bytes of each chunk's frame."""
+    return packed.blob[: 4 * chunk_count(packed.numel, chunk_weights(packed))].view("<u4")
+
+
+def _compressor() -> Any:
+    """This thread's compressor: they cannot be shared, and making one costs as much as a chunk."""
+    if not hasattr(_local, "compressor"):
+        import zstandard
+
+        parameters = zstandard.ZstdCompressionParameters(
+            strategy=zstandard.STRATEGY_FAST,
+            window_log=CHUNK_LOG,
+            hash_log=_HASH_LOG,
+            chain_log=_CHAIN_LOG,
+            search_log=1,
+            min_match=_MIN_MATCH,
+            target_length=_TARGET_LENGTH,
+        )
+        _local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    return _local.compressor
+
+
+def _decompress(frame: U8, size: int, index: int) -> U8:
+    """The exponents of chunk `index`, checked to be `size` before anything is allocated."""
+    import zstandard
+
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    try:
+        if zstandard.frame_content_size(frame.data) != size:
+            raise MalformedError(f"chunk {index} does not hold {size} exponents")
+        exponents = _local.decompressor.decompress(frame.data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise MalformedError(f"chunk {index} does not decompress ({error})") from None
+    if len(exponents) != size:
+        raise MalformedError(f"chunk {index} holds {len(exponents)} exponents where {size} belong")
+    return np.frombuffer(exponents, dtype=np.uint8)
+
+
+def _share(chunks: int, workers: int, task: Callable[[int, int], Any]) -> list[Any]:
+    """Results of `task(first, last)` over `chunks` cut into one run per worker, in order."""
+    workers = max(1, min(workers, chunks))
+    if workers == 1:
+        return [task(0, chunks)]
+    cuts = [chunks * i // workers for i in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(task, cuts[:-1], cuts[1:]))
