@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wcodec.cuda import driver
 from wcodec.cuda.device import DeviceInfo, device_index, device_info
 from wcodec.cuda.module import load
 from wcodec.cuda.tensormap import encode_tiled
@@ -204,9 +205,14 @@ class Router:
         grid = config.grid(rows, cols, tokens, info.multiprocessors)
         self.workspace_bytes = config.workspace_bytes(grid)
         self._slice_shift = (config.slots // grid[0]).bit_length() - 1
-        self._weight_map = encode_tiled(
-            weight.data_ptr(), "f32", (cols, rows), (_BOX_COLS, _ROW_TILE), strides=(4 * weight.stride(0),)
-        ).data
+        with driver.current_context(index):  # weights are prepared in threads that made no CUDA call yet
+            self._weight_map = encode_tiled(
+                weight.data_ptr(),
+                "f32",
+                (cols, rows),
+                (_BOX_COLS, _ROW_TILE),
+                strides=(4 * weight.stride(0),),
+            ).data
         kernel = load("sm90_router.cu", config.defines(parts), index)
         self._frame = kernel.frame("TTPPIIII", grid, config.threads, config.shared_bytes)
 
