@@ -61,6 +61,18 @@ def test_a_directory(tmp_path: Path) -> None:
     assert (tmp_path / "back" / "1.safetensors").read_bytes() == (folder / "1.safetensors").read_bytes()
 
 
+def test_the_storage_profile_and_back(tmp_path: Path, source: Path) -> None:
+    stored, packed = tmp_path / "s.safetensors", tmp_path / "p.safetensors"
+    assert "6 of 15 tensors packed" in run("pack", "--profile", "storage", source, stored).stdout
+    assert run("verify", stored, "--against", source).exit_code == 0
+    assert run("pack", stored, packed).exit_code == 0
+    assert run("pack", source, tmp_path / "q").exit_code == 0
+    assert packed.read_bytes() == (tmp_path / "q").read_bytes()
+    done = run("pack", "--profile", "storage", stored, tmp_path / "x")
+    assert done.exit_code == 2
+    assert "packed already" in done.stderr
+
+
 def test_verify_tells_different_from_malformed(tmp_path: Path, source: Path) -> None:
     packed = tmp_path / "p.safetensors"
     run("pack", source, packed)

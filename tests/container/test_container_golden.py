@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from tests.golden.container import FOLDER, source
 from wcodec.container import PackedFile, pack_file, unpack_file, verify_file
 
-SOURCE, PACKED = FOLDER / "source.safetensors", FOLDER / "packed.safetensors"
+SOURCE, PACKED, STORED = (FOLDER / f"{name}.safetensors" for name in ("source", "packed", "stored"))
 
 
-def test_it_gives_its_source_back(tmp_path: Path) -> None:
-    assert verify_file(PACKED, against=SOURCE).exact
-    unpack_file(PACKED, tmp_path / "back")
+@pytest.mark.parametrize("packed", [PACKED, STORED], ids=["run", "storage"])
+def test_it_gives_its_source_back(tmp_path: Path, packed: Path) -> None:
+    assert verify_file(packed, against=SOURCE).exact
+    unpack_file(packed, tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == SOURCE.read_bytes() == source()
 
 

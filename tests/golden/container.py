@@ -1,4 +1,4 @@
-"""Write the golden packed file: ``python -m tests.golden.container`` (it never rewrites one)."""
+"""Write the golden packed files: ``python -m tests.golden.container`` (it never rewrites one)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def source() -> bytes:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    original, packed = FOLDER / "source.safetensors", FOLDER / "packed.safetensors"
-    if not packed.exists():
+    original = FOLDER / "source.safetensors"
+    if not original.exists():
         original.write_bytes(source())
-        pack_file(original, packed)
+    for name, profile in (("packed", "run"), ("stored", "storage")):
+        if not (FOLDER / f"{name}.safetensors").exists():
+            pack_file(original, FOLDER / f"{name}.safetensors", profile=profile)
 
 
 if __name__ == "__main__":
