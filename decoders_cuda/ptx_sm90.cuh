@@ -113,9 +113,12 @@ WC_DEVICE void store_async(u32 remote, u32x4 v, u32 remote_barrier) {
         : "memory");
 }
 
-// Every thread of the cluster arrives once and may then wait for all the others. The arrival orders nothing but
+// Every thread of the cluster arrives once and may then wait for all the others. This arrival orders nothing but
 // barriers that `barrier_init_fence` has published: a release would wait for this thread's copies.
-WC_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+WC_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
+// The same, and what this thread stored before is seen by every thread of the cluster that has waited.
+WC_DEVICE void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
 WC_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

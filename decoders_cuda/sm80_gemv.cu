@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     };
 
 #if WC_SPLIT > 1
-    cluster_arrive();
+    cluster_arrive_relaxed();
 #endif
     constexpr u32 kAhead = kRegisterRing ? kStages : kStages - 1;
     WC_UNROLL
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
         gemv::store_cluster(cluster_address(shared + kExchangeOffset + (rank * kShare + i - owner * kShare) * 4, owner),
                       own_sum(i));
     }
-    cluster_arrive();
+    cluster_arrive_release();  // with the sums just handed over
     cluster_wait();
     const float* const handed = reinterpret_cast<const float*>(smem + kExchangeOffset);
     WC_NO_UNROLL

@@ -541,7 +541,7 @@ extern "C" __global__ void __launch_bounds__(wc::gemm::kThreads, WC_CTAS_PER_SM)
     }
     __syncwarp();
     __syncthreads();
-    if (WC_CLUSTER) cluster_arrive();
+    if (WC_CLUSTER) cluster_arrive_relaxed();
     if (warp >= kConsumerWarps) {
         if constexpr (kMoveRegisters) set_registers<kProducerRegisters, false>();
         if (producing) produce(args, smem, range, filled);
