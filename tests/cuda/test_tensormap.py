@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wcodec.cuda import driver
+from wcodec.cuda import driver, tensormap
 from wcodec.cuda.tensormap import TensorMapEncoder, encode_tiled
 from wcodec.errors import WCodecError
 
@@ -15,7 +15,7 @@ from wcodec.errors import WCodecError
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace ``cuTensorMapEncodeTiled`` by one that records its arguments and writes a pattern."""
-    seen: dict[str, Any] = {"code": 0}
+    seen: dict[str, Any] = {"codes": []}
     word, pointer = ctypes.c_int, ctypes.c_void_p
     prototype = ctypes.CFUNCTYPE(word, pointer, word, ctypes.c_uint32, *[pointer] * 5, *[word] * 4)
 
@@ -29,7 +29,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["steps"] = list((ctypes.c_uint32 * rank).from_address(steps))
         seen["enums"] = enums
         ctypes.memset(out, 7, 128)
-        return seen["code"]
+        return seen["codes"].pop(0) if seen["codes"] else 0
 
     seen["function"] = prototype(stand_in)
     monkeypatch.setattr(driver, "function", lambda name: seen["function"])
@@ -57,8 +57,6 @@ def test_given_strides_and_swizzle(encoded: dict[str, Any]) -> None:
 
 def test_enumerations_are_the_drivers() -> None:
     cuda = pytest.importorskip("cuda.bindings.driver")
-    from wcodec.cuda import tensormap
-
     names = {
         "u8": "UINT8",
         "u16": "UINT16",
@@ -88,6 +86,17 @@ def test_impossible_maps_are_refused(
 
 
 def test_a_driver_error_names_the_map(encoded: dict[str, Any]) -> None:
-    encoded["code"] = 1
+    encoded["codes"] = [1]
     with pytest.raises(WCodecError, match=r"tensor map of bf16 \[64, 8\].* at 0x8: CUDA_ERROR_1"):
         encode_tiled(8, "bf16", (64, 8), (64, 8))
+
+
+def test_a_thread_without_a_context_gets_one(
+    encoded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[int] = []
+    monkeypatch.setattr(driver, "enter_context", entered.append)
+    monkeypatch.setattr(tensormap, "device_index", lambda device: 3)
+    encoded["codes"] = [driver.INVALID_CONTEXT, 0]
+    assert encode_tiled(64, "bf16", (64, 8), (64, 8)).data == b"\7" * 128
+    assert entered == [3]

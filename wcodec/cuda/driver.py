@@ -57,6 +57,14 @@ def primary_context(device: int) -> Any:
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device))
 
 
+INVALID_CONTEXT = 201
+
+
+def enter_context(device: int) -> None:
+    """Make the device's primary context current for good: the first driver call of a thread needs that."""
+    call("cuCtxSetCurrent", primary_context(device))
+
+
 class current_context:  # noqa: N801  (a context manager, named like a function)
     """Make the device's primary context current inside the block."""
 

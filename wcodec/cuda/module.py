@@ -43,7 +43,6 @@ _CTYPES: Mapping[type, str] = {
     TensorMap: "T",
 }
 _MAX_PORTABLE_CLUSTER = 8
-_INVALID_CONTEXT = 201
 
 
 class Frame:
@@ -84,8 +83,8 @@ class Frame:
             self._pack_into(self._values, 0, *values)
             self._config.stream = stream
             code = self._launch(self._config_ref, self.kernel.handle, self._pointers, None)
-            if code == _INVALID_CONTEXT:  # first CUDA call of this thread
-                driver.call("cuCtxSetCurrent", driver.primary_context(self.kernel.device))
+            if code == driver.INVALID_CONTEXT:
+                driver.enter_context(self.kernel.device)
                 code = self._launch(self._config_ref, self.kernel.handle, self._pointers, None)
         if code:
             c = self._config

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wcodec.cuda import driver
+from wcodec.cuda.device import device_index
 from wcodec.errors import WCodecError
 
 _BYTES = 128
@@ -93,7 +94,11 @@ class TensorMapEncoder:
         """Return the map of the tensor at a device address, which must be 16-byte aligned."""
         raw = ctypes.create_string_buffer(_BYTES + 64)
         shift = -ctypes.addressof(raw) % 64  # the driver wants the map itself on 64 bytes
-        code = self._encode(ctypes.byref(raw, shift), *self._before, ctypes.c_void_p(pointer), *self._after)
+        args = (ctypes.byref(raw, shift), *self._before, ctypes.c_void_p(pointer), *self._after)
+        code = self._encode(*args)
+        if code == driver.INVALID_CONTEXT:
+            driver.enter_context(device_index("cuda"))  # any device will do: nothing of it enters the map
+            code = self._encode(*args)
         if code:
             raise WCodecError(f"{self._what} at {pointer:#x}: {driver.error_name(code)}")
         return raw.raw[shift : shift + _BYTES]
