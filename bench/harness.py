@@ -2,7 +2,8 @@
 
 - A candidate is captured once in a CUDA graph and replayed between two events: no host time is in the figure.
 - L2 is cold: 256 MB are *read* before every replay. A write would leave dirty lines whose eviction the next
-  kernel pays for.
+  kernel pays for. L2 keeps some of what is used again and again all the same: a row says where a time lies
+  below the read floor of its bytes, and `flush_bytes` reads more.
 - Base and candidate alternate, A B then B A, so that drift of clocks and neighbours falls on both.
 - The graph of an empty kernel is measured in the same run: *raw* is what the events say, *net* raw minus it.
 - Inputs are random and fresh, outputs are poisoned before they are checked, and nothing is timed on zeros.
@@ -49,12 +50,20 @@ class Row:
     gb_per_s: float
     floor_raw: float
     over_floor: float
+    base_floor_raw: float
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether both sides took as long as reading their bytes; if not, L2 still held some of them."""
+        slack = 0.97  # floors are measured too
+        return self.base_raw >= slack * self.base_floor_raw and self.ours_raw >= slack * self.floor_raw
 
     def __str__(self) -> str:
         return (
             f"{self.name:<34} {self.base} {self.base_raw:6.1f} raw {self.base_net:6.1f} net | ours"
             f" {self.ours_raw:6.1f} raw {self.ours_net:6.1f} net | x {self.x_raw.value:5.2f} raw,"
             f" {self.x_net!s:>18} net | {self.gb_per_s:5.0f} GB/s, {self.over_floor:+5.1f} µs over the floor"
+            f"{'' if self.is_cold else ' | below a floor: L2 WAS NOT COLD'}"
         )
 
 
@@ -67,6 +76,8 @@ class Session:
         Pairs per comparison.
     device : int
         CUDA device.
+    flush_bytes : int
+        Read before every replay.
 
     Attributes
     ----------
@@ -76,8 +87,9 @@ class Session:
         Raw µs of a plain read, by bytes, as far as `floor` was asked.
     """
 
-    def __init__(self, repeats: int = 100, device: int = 0) -> None:
+    def __init__(self, repeats: int = 100, device: int = 0, flush_bytes: int = FLUSH_BYTES) -> None:
         self.repeats = repeats
+        self.flush_bytes = flush_bytes
         self.device = torch.device("cuda", device)
         torch.cuda.set_device(self.device)
         self._side = torch.cuda.Stream(self.device)
@@ -85,7 +97,7 @@ class Session:
         self.floors: dict[int, float] = {}
         self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._sink = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._flush = self._read_graph(self.random_bytes(FLUSH_BYTES), *READ_CONFIGS[3])
+        self._flush = self._read_graph(self.random_bytes(flush_bytes), *READ_CONFIGS[3])
         empty = load("empty.cu", {}, device).frame("", 1, 32)
         graph = self.capture(lambda: empty(self.stream()))
         self.empty = float(np.median(self.times([graph], 4 * repeats)[0]))
@@ -156,8 +168,8 @@ class Session:
             found = self.floors[nbytes] = float(np.median(times, axis=1).min())
         return found
 
-    def row(self, name: str, base_name: str, pairs: Pairs, read_bytes: int) -> Row:
-        """Sum a comparison up; `read_bytes` are the bytes that ours actually has to read."""
+    def row(self, name: str, base_name: str, pairs: Pairs, read_bytes: int, base_bytes: int) -> Row:
+        """Sum a comparison up; `read_bytes` and `base_bytes` are what ours and the base have to read."""
         net = pairs.ours_us - pairs.empty
         floor = self.floor(read_bytes)
         return Row(
@@ -173,6 +185,7 @@ class Session:
             read_bytes / net / 1e3,
             floor,
             pairs.ours_us - floor,
+            self.floor(base_bytes),
         )
 
     def _read_graph(self, data: torch.Tensor, loads: int, per_sm: int) -> torch.cuda.CUDAGraph:
@@ -212,7 +225,8 @@ def save(name: str, session: Session, rows: Sequence[Row], **more: Any) -> Path:
     """Write ``bench/results/<name>.json``."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    report = {**environment(), "repeats": session.repeats, "empty_us": session.empty, **more}
+    report = {**environment(), "repeats": session.repeats, "empty_us": session.empty}
+    report |= {"flush_bytes": session.flush_bytes, **more}
     report["rows"] = [asdict(row) for row in rows]
     path.write_text(json.dumps(report, indent=1) + "\n")
     return path

@@ -95,7 +95,8 @@ def measure(session: Session, name: str, tokens: Sequence[int], policies: Sequen
             pairs = session.pair(graphs[base], ours, session.repeats if m < PREFILL else 20)
             path = packed.explain((m,))[0]["path"]
             weight_bytes = w.nbytes if path == "cublas" else packed.blob.nbytes
-            row = session.row(f"{name} {n}x{k} m={m} {policy} {path}", base, pairs, weight_bytes + x.nbytes)
+            label = f"{name} {n}x{k} m={m} {policy} {path}"
+            row = session.row(label, base, pairs, weight_bytes + x.nbytes, w.nbytes + x.nbytes)
             found.append(Measured(policy, name, m, path, pairs, row))
             print(row, flush=True)
     return found
@@ -142,9 +143,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", nargs="*", type=int, default=TOKENS)
     parser.add_argument("--keep", nargs="*", choices=POLICIES, default=POLICIES)
     parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--flush", type=int, default=256, help="MB read before every replay")
     parser.add_argument("--json", default="muse_bf16_proj", help="name of the results file")
     options = parser.parse_args(argv)
-    session = Session(options.repeats)
+    session = Session(options.repeats, flush_bytes=options.flush << 20)
     print(f"empty graph {session.empty:.2f} µs raw; times in µs, medians of {session.repeats} pairs")
     measured: list[Measured] = []
     for name in options.shapes:
@@ -153,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.cuda.empty_cache()
         save(options.json, session, [item.row for item in measured])
     summary = summarise(measured)
+    warm = sum(not item.row.is_cold for item in measured)
+    if warm:
+        print(f"{warm} of {len(measured)} rows lie below a read floor: L2 was not cold, try --flush 2048")
     save(
         options.json,
         session,

@@ -44,7 +44,7 @@ def measure(session: Session, name: str) -> Row:
     pairs = session.pair(session.capture(lambda: out.copy_(weight)), session.capture(unpack))
     medians |= {"decode": pairs.ours_us, "copy_": pairs.base_us}
     print(f"{name:<8}", ", ".join(f"{label} {rate(weight.nbytes, us)}" for label, us in medians.items()))
-    return session.row(f"decode {name} {rows}x{cols}", "copy_", pairs, blob.nbytes)
+    return session.row(f"decode {name} {rows}x{cols}", "copy_", pairs, blob.nbytes, weight.nbytes)
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from bench.intervals import Pairs, geometric_mean  # noqa: E402
 
 def measured(shape: str, tokens: int, base: float, ours: float, policy: str = "packed") -> muse.Measured:
     pairs = Pairs(np.full(20, base + 3.0), np.full(20, ours + 3.0), 3.0)
-    row = Row(shape, "F.linear", *[1.0] * 4, pairs.raw_ratio(), pairs.net_ratio(), 1, *[1.0] * 3)
+    row = Row(shape, "F.linear", *[1.0] * 4, pairs.raw_ratio(), pairs.net_ratio(), 1, *[1.0] * 4)
     return muse.Measured(policy, shape, tokens, "gemv", pairs, row)
 
 
@@ -34,3 +36,12 @@ def test_a_load_with_a_matrix_missing_is_left_out(capsys: pytest.CaptureFixture[
     assert set(summary) == {"both table 8"}
     assert (summary["both table 8"].low, summary["both table 8"].high) == (1.25, 2.0)
     assert "least o 1.25" in capsys.readouterr().out
+
+
+def test_a_time_below_the_read_floor_is_called_out() -> None:
+    row = measured("o", 8, 10.0, 5.0).row
+    assert row.is_cold
+    assert "NOT COLD" not in str(row)
+    warm = dataclasses.replace(row, base_floor_raw=1.1)
+    assert not warm.is_cold
+    assert "NOT COLD" in str(warm)

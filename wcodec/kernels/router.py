@@ -99,7 +99,7 @@ class WgmmaConfig:
 # Fastest on an H200 for 256 × 8192 weights, by the largest number of tokens they serve.
 CONFIGS: dict[int, FmaConfig | WgmmaConfig] = {
     8: FmaConfig(2, 8),
-    16: WgmmaConfig(32, 6, 2),
+    16: WgmmaConfig(16, 4, 1),
     MAX_TOKENS: WgmmaConfig(64, 8, 2),
 }
 
