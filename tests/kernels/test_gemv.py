@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from wcodec.kernels.gemv import (
     default_config,
     instances,
 )
+from wcodec.tables import read_table
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -36,9 +38,16 @@ def shipped(gpu: str) -> list[GemvConfig]:
     return [config for tokens in INSTANCES for _, config in instances(tokens, GPUS[gpu])]
 
 
+def measured() -> list[GemvConfig]:
+    text = resources.files("wcodec.kernels").joinpath("gemv.json").read_text(encoding="utf-8")
+    _, _, entries = read_table(text, "gemv.json")
+    return sorted({GemvConfig(**(entry.config or {})) for entry in entries}, key=str)
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_shipped_instance_compiles_without_spills(gpu: str) -> None:
-    jobs = [(SOURCE, config.defines(), GPUS[gpu].arch) for config in shipped(gpu)]
+    configs = shipped(gpu) + (measured() if gpu == "H200" else [])
+    jobs = [(SOURCE, config.defines(), GPUS[gpu].arch) for config in dict.fromkeys(configs)]
     for cubin in compile_many(jobs):
         assert cubin.resources.stack_bytes == cubin.resources.spill_store_bytes == 0
 
@@ -50,7 +59,7 @@ def test_examples_compile_for_both_decoders_and_outputs(name: str) -> None:
     compile_many([(SOURCE, variant.defines(), "sm_90a") for variant in variants])
 
 
-@pytest.mark.parametrize("config", shipped("H200"), ids=str)
+@pytest.mark.parametrize("config", list(dict.fromkeys(shipped("H200") + measured())), ids=str)
 def test_instruction_budget(config: GemvConfig, tmp_path: Path) -> None:
     # An H200 that reads 12-bit weights as fast as its memory gives them has 10.6 issue slots and 5.3 integer
     # slots per weight. The decoder alone needs 11 integer instructions per 8 weights, 1.4 per weight.

@@ -152,27 +152,28 @@ INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     1: (
         (1536, _shared(1, 16, 1, 1, 4, 2)),
         (3072, _shared(1, 10, 2, 1, 3, 1)),
-        (6144, _registers(1, 16, 1, 1, 2, 2)),
+        (6144, _registers(1, 16, 2, 1, 2, 1)),
         (16384, _registers(1, 8, 2, 1, 2, 2)),
         (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
     ),
     8: (
-        (1536, _shared(8, 14, 1, 1, 3, 2)),
-        (3072, _shared(8, 8, 2, 1, 4, 1)),
-        (6144, _registers(8, 16, 1, 1, 2, 2)),
-        (16384, _registers(8, 8, 1, 1, 2, 4)),
-        (1 << 32, _registers(8, 2, 4, 1, 2, 4)),
+        (1536, _shared(8, 16, 1, 1, 4, 1)),
+        (3072, _shared(8, 10, 2, 1, 3, 1)),
+        (6144, _registers(8, 16, 2, 1, 2, 1)),
+        (16384, _registers(8, 8, 2, 1, 2, 2)),
+        (1 << 32, _registers(8, 4, 1, 2, 1, 4)),
     ),
     16: (
         (1536, _shared(16, 16, 1, 1, 3, 1)),
-        (6144, _shared(16, 12, 1, 2, 2, 1)),
-        (16384, _registers(16, 8, 1, 2, 1, 3)),
+        (3072, _shared(16, 12, 1, 2, 3, 1)),
+        (6144, _shared(16, 16, 1, 2, 2, 1)),
+        (16384, _registers(16, 8, 1, 2, 1, 2)),
         (1 << 32, _shared(16, 2, 4, 2, 2, 3)),
     ),
     32: (
         (1536, _shared(32, 8, 1, 1, 3, 1)),
         (3072, _shared(32, 4, 4, 1, 3, 1, split=3)),
-        (6144, _shared(32, 12, 1, 2, 2, 1)),
+        (6144, _shared(32, 4, 2, 2, 3, 1, split=2)),
         (16384, _shared(32, 4, 2, 2, 3, 1)),
         (1 << 32, _shared(32, 2, 4, 2, 2, 2)),
     ),
@@ -183,7 +184,7 @@ def instances(tokens: int, info: DeviceInfo) -> tuple[tuple[int, GemvConfig], ..
     """Return the row of `INSTANCES` for a number of tokens, as far as a GPU can run it.
 
     Other GPUs than Hopper's may have less shared memory and no clusters, and their code needs more registers
-    than the bound that the timings on Hopper led to.
+    than the timings on Hopper led to: no bound, and no register ring in CTAs so large that 64 is the limit.
     """
     found = next(INSTANCES[count] for count in INSTANCES if tokens <= count)
     if info.capability == (9, 0):
@@ -193,6 +194,7 @@ def instances(tokens: int, info: DeviceInfo) -> tuple[tuple[int, GemvConfig], ..
         for rows, config in found
         if config.shared_bytes <= info.max_shared_bytes
         and (config.split == 1 or info.capability >= _FIRST_CLUSTERS)
+        and not (config.register_ring and config.threads > 512)
     )
 
 
