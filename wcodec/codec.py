@@ -16,7 +16,7 @@ def encode(array: Any, *, format: str | None = None, workers: int = 1) -> Packed
     ----------
     array : numpy.ndarray or torch.Tensor
         BF16 weights of any shape: uint16 bit patterns, ``ml_dtypes.bfloat16``, or ``torch.bfloat16``.
-    format : {"bf16-w12", "raw"}, optional
+    format : {"bf16-w12", "bf16-store", "raw"}, optional
         Force a format. By default ``bf16-w12`` where it makes the tensor smaller, else ``raw``.
     workers : int, optional
         Threads to use.
@@ -40,12 +40,18 @@ def encode(array: Any, *, format: str | None = None, workers: int = 1) -> Packed
     >>> packed.format, bool((packed.decode() == bits).all())
     ('bf16-w12', True)
     """
+    from wcodec.formats.bf16_store import Bf16Store
     from wcodec.formats.bf16_w12 import Bf16W12, count_high_exponents
     from wcodec.formats.raw import Raw
 
-    if format not in (None, Bf16W12.id, Raw.id):
-        raise UnsupportedError(f"format {format!r} does not hold BF16 tensors", mend="use bf16-w12 or raw")
+    known = (Bf16W12.id, Bf16Store.id, Raw.id)
+    if format not in (None, *known):
+        raise UnsupportedError(
+            f"format {format!r} does not hold BF16 tensors", mend=f"use {', '.join(known)}"
+        )
     bits = as_bits(array)
+    if format == Bf16Store.id:
+        return Bf16Store().encode(bits, bits.shape, workers=workers)
     if format != Raw.id:
         packing = Bf16W12()
         plan = packing.plan_from_counts(count_high_exponents(bits, workers=workers), bits.shape)

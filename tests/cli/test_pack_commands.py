@@ -63,7 +63,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 def test_the_storage_profile_and_back(tmp_path: Path, source: Path) -> None:
     stored, packed = tmp_path / "s.safetensors", tmp_path / "p.safetensors"
-    assert "6 of 15 tensors packed" in run("pack", "--profile", "storage", source, stored).stdout
+    assert "4 of 15 tensors packed" in run("pack", "--profile", "storage", source, stored).stdout
     assert run("verify", stored, "--against", source).exit_code == 0
     assert run("pack", stored, packed).exit_code == 0
     assert run("pack", source, tmp_path / "q").exit_code == 0
