@@ -8,10 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 
-import numpy as np
 from wcodec.analysis.cost import DEFAULT_GPU, Gpu, find_gpu, judge
-from wcodec.analysis.coverage import coverage, high_exponent_counts
-from wcodec.analysis.findings import Coverage, TensorReport
+from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.grouping import Logical, group
 from wcodec.analysis.report import Report, SourceReport
 from wcodec.analysis.scan import Scan, ScanTask, scan
@@ -186,7 +184,6 @@ def _tensor_report(
         entropy=found.entropy,
         format=found.format,
         window=found.window,
-        coverage=_coverage(found),
         exceptions=found.exceptions,
         packed_bytes=packed_bytes,
         verdict=judge(
@@ -199,14 +196,6 @@ def _tensor_report(
         exponent_counts=found.exponent_counts,
         sampled=found.sampled,
     )
-
-
-def _coverage(found: Scan) -> Coverage | None:
-    counts = np.array(found.exponent_counts, np.int64)
-    if not counts.sum():
-        return None
-    wide = counts.size == 256  # only eight-bit exponents have seven high bits
-    return Coverage(coverage(counts), coverage(high_exponent_counts(counts)) if wide else {})
 
 
 def _source_report(source: Source) -> SourceReport:

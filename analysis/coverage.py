@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,7 +30,19 @@ def coverage(counts: I64) -> dict[int, float]:
     total = int(below[-1])
     if not total:
         return {}
-    return {n: int((below[n:] - below[:-n]).max()) / total for n in SIZES if n <= counts.size}
+    starts, ends = _windows(counts.size)
+    held = (below[ends] - below[starts]).max(axis=1).tolist()
+    return {n: count / total for n, count in zip(SIZES, held, strict=True) if n <= counts.size}
+
+
+@functools.cache
+def _windows(values: int) -> tuple[I64, I64]:
+    """First values of all windows, and the values behind their last, a row per size.
+
+    Windows that would run past the end are cut there: they hold no more than the last whole one.
+    """
+    starts = np.arange(values)[None, :].repeat(len(SIZES), axis=0)
+    return starts, np.minimum(starts + np.array(SIZES)[:, None], values)
 
 
 def high_exponent_counts(exponent: I64) -> I64:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 from wcodec.analysis.cost import Verdict, ratio
+from wcodec.analysis.coverage import coverage, high_exponent_counts
 from wcodec.analysis.fields import Entropy
 
 
@@ -81,8 +84,6 @@ class TensorReport:
         Format that ``wcodec pack`` would use.
     window : Window, optional
         Where the format has one.
-    coverage : Coverage, optional
-        Where the kind has exponents.
     exceptions : Exceptions, optional
         Where the format has a window.
     packed_bytes : int
@@ -106,7 +107,6 @@ class TensorReport:
     entropy: Entropy
     format: str
     window: Window | None
-    coverage: Coverage | None
     exceptions: Exceptions | None
     packed_bytes: int
     verdict: Verdict
@@ -127,6 +127,15 @@ class TensorReport:
     def ratio(self) -> float:
         """Packed size over original size; NaN for an empty tensor."""
         return ratio(self.packed_bytes, self.nbytes)
+
+    @functools.cached_property
+    def coverage(self) -> Coverage | None:
+        """What windows of 4 … 16 values would hold; None where no exponents were counted."""
+        counts = np.array(self.exponent_counts, np.int64)
+        if not counts.any():
+            return None
+        wide = counts.size == 256  # only eight-bit exponents have seven high bits
+        return Coverage(coverage(counts), coverage(high_exponent_counts(counts)) if wide else {})
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in the order of the schema."""
