@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from wcodec import dispatch, tables
@@ -32,6 +33,8 @@ MEASURED = [
     entry(4096, 8192, 256, "decode", 54.0, 35.9),
     entry(4096, 8192, 512, "decode", 66.0, 48.0),
     entry(4096, 8192, 4096, "decode", 360.0, 339.0),
+    entry(4096, 8192, 64, "gemm", 20.0, 25.0),
+    entry(4096, 8192, 64, "cublas", 19.0, 19.0),
     entry(8192, 1024, 128, "gemm", 11.5, 10.5),
 ]
 
@@ -67,10 +70,23 @@ def test_keep_both_takes_cublas_exactly_where_it_is_faster() -> None:
 
 
 @pytest.mark.usefixtures("measured")
+def test_of_two_runs_the_faster_cublas_counts() -> None:
+    assert choose(4096, 8192, 64, H200, 256, True).path == "cublas"
+    packed = choose(4096, 8192, 64, H200, 256, False)
+    assert (packed.path, packed.us, packed.cublas_us) == ("gemm", 20.0, 19.0)
+
+
+@pytest.mark.usefixtures("measured")
+def test_times_of_far_more_tokens_are_not_quoted() -> None:
+    choice = choose(4096, 8192, 1100, H200, 256, False)
+    assert (choice.path, choice.us, choice.source) == ("decode", None, "not measured")
+
+
+@pytest.mark.usefixtures("measured")
 def test_an_unseen_shape_follows_the_nearest_and_says_so() -> None:
     choice = choose(4096, 4096, 100, H200, 256, False)
     assert choice.path == "gemm"
-    assert choice.us == 12.0
+    assert choice.us == 4.5 + (24.0 - 4.5) / 2
     assert "scaled by size from 4096×8192" in choice.source
     assert "nearest measured shape 4096×8192" in choice.why
     assert choice.config == KERNELS["gemm"].default(4096, 4096, 128, H200)
@@ -107,7 +123,8 @@ def test_a_gpu_nobody_measured_gets_the_rule() -> None:
 )
 def test_the_rule_gives_configurations_that_can_launch(n: int, k: int, tokens: int) -> None:
     config = choose(n, k, tokens, H200, 256, False).config
-    assert config.grid(n, k, tokens, H200.multiprocessors) >= 1
+    grid = config.grid(n, k, tokens, H200.multiprocessors)
+    assert np.prod(grid) >= 1
 
 
 def test_paths_the_gpu_cannot_run_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,5 +180,5 @@ def test_packaged_tables_are_well_formed(name: str) -> None:
             if e.kernel in KERNELS:
                 KERNELS[e.kernel].config(e.config or {})
             else:
-                assert e.kernel == "decode"
+                assert e.kernel in {"decode", "cublas"}
     assert json.dumps(tables.CLASSES)

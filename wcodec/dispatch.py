@@ -26,6 +26,8 @@ CPU, CUBLAS, DECODE, ROUTER = "cpu", "cublas", "decode", "router"
 
 _GEMV_TOKENS = 32
 _KERNEL_TOKENS = 256
+_REACH = 1.5  # a class of more than this many times the tokens says nothing about their time
+_FIXED_US = 4.5  # of every product, however small: launch and first access to memory, in a graph's replay
 _CHUNKS = 2  # more chunks than this read the packed weight more often than decoding it costs
 
 
@@ -143,6 +145,8 @@ def _choose_many(
     """Choose for more tokens than one kernel call gets."""
     if has_original:
         return Choice(CUBLAS, f"more than {limit} tokens, and the original is there")
+    if found is not None and found.entries[0].m > _REACH * tokens:
+        found = None
     measured = {entry.kernel: entry for entry in found.entries} if found else {}
     us = cublas_us = None
     source = "not measured"
@@ -178,10 +182,14 @@ def _default(path: str, n: int, k: int, tokens: int, info: DeviceInfo) -> Any:
 def _expect(entry: Entry, found: Found, n: int, k: int) -> tuple[float, float, str]:
     """Return the expected times of an entry's kernel and of cuBLAS for a shape, and what they rest on."""
     if found.exact:
-        return entry.us, entry.cublas_us, f"measured on {found.device}"
+        return entry.us, found.cublas_us, f"measured on {found.device}"
     scale = n * k / (entry.n * entry.k)
+
+    def scaled(us: float) -> float:
+        return round(_FIXED_US + max(us - _FIXED_US, 0) * scale, 2)
+
     source = f"scaled by size from {entry.n}×{entry.k} on {found.device}"
-    return round(entry.us * scale, 2), round(entry.cublas_us * scale, 2), source
+    return scaled(entry.us), scaled(found.cublas_us), source
 
 
 def warm_up(weights: list[PackedWeight]) -> None:

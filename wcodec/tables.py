@@ -26,7 +26,10 @@ SCHEMA = "wcodec.tune/1"
 #: Token counts that tables hold; a class serves every count above the class before it.
 CLASSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-PACKAGED = ("gemv.json", "gemm.json")
+#: Where two runs disagree about a kernel, the earlier file counts; about cuBLAS, its faster time.
+PACKAGED = ("gemv.json", "gemm.json", "products.json")
+
+CUBLAS = "cublas"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Entry:
     m : int
         Tokens.
     kernel : str
-        ``"gemv"``, ``"gemm"`` or ``"decode"`` (decode to BF16, then cuBLAS).
+        ``"gemv"``, ``"gemm"``, ``"decode"`` (decode to BF16, then cuBLAS) or ``"cublas"`` (cuBLAS alone).
     config : mapping or None
         The kernel's configuration.
     us, cublas_us : float
@@ -63,7 +66,9 @@ class Found:
     Attributes
     ----------
     entries : tuple of Entry
-        Entries of one shape and class, fastest first.
+        Kernels' entries of one shape and class, fastest first.
+    cublas_us : float
+        The fastest that cuBLAS was seen there.
     exact : bool
         Whether they are of the very shape; otherwise of the nearest one.
     device : str
@@ -71,6 +76,7 @@ class Found:
     """
 
     entries: tuple[Entry, ...]
+    cublas_us: float
     exact: bool
     device: str
 
@@ -142,10 +148,14 @@ class Tables:
 
     def __init__(self, sources: Iterable[tuple[str, list[Entry]]]) -> None:
         self._by_shape: dict[tuple[int, int], dict[int, dict[str, tuple[str, Entry]]]] = {}
+        self._cublas: dict[tuple[int, int, int], float] = {}
         for device, entries in sources:
             for entry in entries:
-                kernels = self._by_shape.setdefault((entry.n, entry.k), {}).setdefault(entry.m, {})
-                kernels.setdefault(entry.kernel, (device, entry))
+                key = entry.n, entry.k, entry.m
+                self._cublas[key] = min(self._cublas.get(key, entry.cublas_us), entry.cublas_us)
+                if entry.kernel != CUBLAS:
+                    kernels = self._by_shape.setdefault(key[:2], {}).setdefault(entry.m, {})
+                    kernels.setdefault(entry.kernel, (device, entry))
 
     def find(self, n: int, k: int, tokens: int) -> Found | None:
         """Return the entries of a shape and token count, or of the nearest measured shape.
@@ -164,7 +174,8 @@ class Tables:
             return None
         _, shape, m = best
         found = sorted(self._by_shape[shape][m].values(), key=lambda pair: pair[1].us)
-        return Found(tuple(entry for _, entry in found), shape == (n, k), found[0][0])
+        entries = tuple(entry for _, entry in found)
+        return Found(entries, self._cublas[*shape, m], shape == (n, k), found[0][0])
 
 
 @functools.cache
