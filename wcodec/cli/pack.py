@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,10 +37,17 @@ Examples:
     show_default=True,
     help="run: GPU kernels read the file as it is. storage: smaller, for disks and networks.",
 )
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Pack the files of a directory on a Dask cluster that sees the same paths (extra [dask]).",
+)
 @force_option
 @workers_option
 @quiet_option
-def command(src: Path, dst: Path, profile: str, force: bool, workers: int | None, quiet: bool) -> None:
+def command(
+    src: Path, dst: Path, profile: str, dask: str | None, force: bool, workers: int | None, quiet: bool
+) -> None:
     """Write a packed copy of SRC to DST: a quarter to a third smaller, every weight recoverable.
 
     SRC is a safetensors file or a model directory (links are followed, so a Hugging Face snapshot works).
@@ -51,7 +60,15 @@ def command(src: Path, dst: Path, profile: str, force: bool, workers: int | None
     """
     from wcodec.container import pack_directory, pack_file
 
-    pack = pack_directory if src.is_dir() else pack_file
-    with leaving_nothing(), progress("pack", weight_bytes(src), quiet=quiet) as advance:
-        result = pack(src, dst, profile=profile, force=force, workers=workers, advance=advance)
+    if dask is not None and not src.is_dir():
+        raise click.UsageError("--dask spreads the files of a directory; SRC is none")
+    how: dict[str, Any] = {"profile": profile, "force": force, "workers": workers}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(leaving_nothing())
+        if dask is not None:
+            from wcodec.analysis.cluster import dask_executor
+
+            how["executor"] = stack.enter_context(dask_executor(dask))
+        how["advance"] = stack.enter_context(progress("pack", weight_bytes(src), quiet=quiet))
+        result = pack_directory(src, dst, **how) if src.is_dir() else pack_file(src, dst, **how)
     report(result, quiet=quiet)

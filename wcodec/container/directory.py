@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -380,8 +380,13 @@ def _run(
 ) -> None:
     """Run one task per shard and report each as it ends; the first error stops the others."""
     if executor is not None:
-        futures = {executor.submit(task, workers=workers): name for name, task in tasks.items()}
-        _collect(futures, done, advance)
+        # Dask's submit has a parameter `workers` of its own: ours must not meet it.
+        futures = {executor.submit(partial(task, workers=workers)): name for name, task in tasks.items()}
+        try:
+            _collect(futures, done, advance)
+        except BaseException:
+            wait([future for future in futures if not future.cancel()])
+            raise
         return
     workers = default_workers() if workers is None else workers
     threads = max(1, min(workers, len(tasks)))
