@@ -127,6 +127,21 @@ def test_the_rule_gives_configurations_that_can_launch(n: int, k: int, tokens: i
     assert np.prod(grid) >= 1
 
 
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 64, 128, 256, 512])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (2304, 8192), (28672, 4096), (41387, 1024)])
+def test_what_tuning_tries_can_launch_and_starts_with_the_rule(n: int, k: int, tokens: int) -> None:
+    gemms = KERNELS["gemm"].candidates(n, k, tokens, H200)
+    gemvs = KERNELS["gemv"].candidates(n, k, tokens, H200)
+    assert bool(gemms) == (16 <= tokens <= 256)
+    assert bool(gemvs) == (tokens <= 32)
+    for config in gemms:
+        config.grid(n, k, tokens, H200.multiprocessors)
+    assert len(set(gemms)) == len(gemms)
+    for name, found in (("gemm", gemms), ("gemv", gemvs)):
+        if found:
+            assert found[0] == KERNELS[name].default(n, k, tokens, H200)
+
+
 def test_paths_the_gpu_cannot_run_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     only_wgmma = Tables([("x", [entry(64, 64, 64, "gemm", 1, 2)])])
     monkeypatch.setattr(dispatch, "tables_for", lambda index: only_wgmma)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from wcodec.cli import main
 from wcodec.cuda.device import DeviceInfo
+from wcodec.errors import WCodecError
 from wcodec.fused import Bound, Kernel
 from wcodec.tables import read_table, tuned_path
 
@@ -76,19 +77,25 @@ class FakeTimer:
         self.released += 1
 
 
+def bind(weight: Any, m: int, config: Config) -> Bound:
+    if config.us < 0:
+        raise WCodecError("spills")
+    return Bound(lambda x, out, bias: config.us, 0)
+
+
 def kernel(times: Sequence[float]) -> Kernel:
     return Kernel(
         supported=lambda info: True,
         config=lambda values: Config(**values),
         default=lambda n, k, m, info: Config(times[0]),
-        bind=lambda weight, m, config: Bound(lambda x, out, bias: config.us, 0),
+        bind=bind,
         candidates=lambda n, k, m, info: [Config(us) for us in times],
     )
 
 
 def test_tuning_keeps_the_fastest_of_each_kernel(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spaces = SimpleNamespace(reserve=lambda nbytes: None)
-    monkeypatch.setattr(tune, "KERNELS", {"gemv": kernel([30, 10, 20, 25, 11, 12]), "gemm": kernel([40])})
+    monkeypatch.setattr(tune, "KERNELS", {"gemv": kernel([30, 10, -1, 20, 25, 11, 12]), "gemm": kernel([40])})
     monkeypatch.setattr(tune, "device_info", lambda index: H200)
     monkeypatch.setattr(tune, "_without_original", lambda weight: weight)
     monkeypatch.setattr(timing, "Timer", FakeTimer)

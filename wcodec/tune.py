@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import device_info
 from wcodec.errors import WCodecError
-from wcodec.fused import KERNELS
+from wcodec.fused import KERNELS, Bound
 from wcodec.paths import Run, decode_path, original_path
 from wcodec.tables import CLASSES, Entry, write_tuned
 
@@ -122,11 +122,19 @@ def _bound(weight: PackedWeight, m: int) -> Iterator[tuple[str, Any, Run]]:
         if kernel.supported(info)
         for config in kernel.candidates(weight.n, weight.k, m, info)
     ]
+
+    def bind(job: tuple[str, Any]) -> Bound | None:
+        try:
+            return KERNELS[job[0]].bind(weight, m, job[1])
+        except WCodecError:  # the build refused it (spills), or the GPU cannot launch it
+            return None
+
     with ThreadPoolExecutor() as pool:
-        bound = list(pool.map(lambda job: KERNELS[job[0]].bind(weight, m, job[1]), jobs))
-    weight.workspaces.reserve(max((b.workspace_bytes for b in bound), default=0))
+        bound = list(pool.map(bind, jobs))
+    weight.workspaces.reserve(max((one.workspace_bytes for one in bound if one), default=0))
     for (name, config), one in zip(jobs, bound, strict=True):
-        yield name, config, one.run
+        if one is not None:
+            yield name, config, one.run
 
 
 def _without_original(weight: PackedWeight) -> PackedWeight:
