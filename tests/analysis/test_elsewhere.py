@@ -93,7 +93,7 @@ def test_the_sample_option(tmp_path: Path) -> None:
 def dask_cluster() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
     ) as local:
         yield local
 
