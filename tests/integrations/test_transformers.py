@@ -1,0 +1,385 @@
+"""transformers: packing while loading, packed directories, and loud failure of whoever does not know them."""
+
+from __future__ import annotations
+
+import filecmp
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.24")
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import wcodec.integrations.loading as loading
+import wcodec.integrations.transformers as integration
+from tests.integrations.tiny import PROMPT, assert_same_weights, sum_in_fp32, write_model
+from wcodec.container import pack_directory, unpack_directory
+from wcodec.errors import UnsupportedError, WCodecError
+from wcodec.integrations.transformers import WCodecConfig, report, unpack_
+from wcodec.nn import PackedLinear
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+
+
+def load(folder: Path, **settings: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, **settings)
+
+
+def load_packing(folder: Path, **settings: Any) -> Any:
+    return load(folder, quantization_config=WCodecConfig(**settings))
+
+
+def packed_names(model: torch.nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("llama") / "bf16", attention_bias=True)
+
+
+def test_packs_every_linear_layer_while_loading(llama: Path) -> None:
+    model = load_packing(llama)
+    plain = load(llama)
+    linears = {name for name, module in plain.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert packed_names(model) == linears
+    assert "lm_head" in linears
+    assert_same_weights(model, plain)
+    assert not [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    assert model.model.layers[0].self_attn.q_proj.bias.dtype == torch.bfloat16
+    assert model.dtype == torch.bfloat16
+    assert not model.training
+
+
+def test_generates_the_tokens_of_the_same_arithmetic_on_uncompressed_weights(llama: Path) -> None:
+    model, plain = load_packing(llama), sum_in_fp32(load(llama))
+    with torch.no_grad():
+        assert torch.equal(model(PROMPT).logits.view(torch.int16), plain(PROMPT).logits.view(torch.int16))
+    assert torch.equal(model.generate(PROMPT, **GREEDY), plain.generate(PROMPT, **GREEDY))
+    assert torch.equal(
+        model.generate(PROMPT, cache_implementation="static", **GREEDY), plain.generate(PROMPT, **GREEDY)
+    )
+
+
+def test_logits_are_close_to_torch_in_bf16(llama: Path) -> None:
+    with torch.no_grad():
+        ours, theirs = load_packing(llama)(PROMPT).logits.float(), load(llama)(PROMPT).logits.float()
+    assert (ours - theirs).norm() <= 4e-3 * theirs.norm()
+
+
+def test_at_most_one_unpacked_layer_is_alive_while_packing(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    prepare_one = loading.preparation.prepare_one
+
+    def spy(weight: torch.Tensor, *args: Any, **settings: Any) -> Any:
+        alive.append(sum(each() is not None for each in before))
+        before.append(weakref.ref(weight))
+        return prepare_one(weight, *args, **settings)
+
+    monkeypatch.setattr(loading.preparation, "prepare_one", spy)
+    model = load_packing(llama)
+    assert len(before) == len(packed_names(model))
+    assert max(alive) <= 1
+
+
+def test_a_saved_directory_loads_without_repacking(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_packing(llama, max_tokens=32)
+    model.save_pretrained(tmp_path / "packed")
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "wcodec"
+    monkeypatch.setattr(loading.preparation, "prepare_one", None)  # whoever packs again fails
+    again = load(tmp_path / "packed")
+    assert packed_names(again) == packed_names(model)
+    assert again.lm_head.max_tokens == 32
+    assert_same_weights(again, model)
+    with torch.no_grad():
+        assert torch.equal(again(PROMPT).logits, model(PROMPT).logits)
+
+
+def test_save_pretrained_and_pack_store_the_same_tensors(llama: Path, tmp_path: Path) -> None:
+    load_packing(llama).save_pretrained(tmp_path / "saved")
+    pack_directory(llama, tmp_path / "packed")
+    saved, packed = (load_file(tmp_path / kind / "model.safetensors") for kind in ("saved", "packed"))
+    del packed["__wcodec__.header"]
+    assert saved.keys() == packed.keys()
+    for name in saved:
+        assert saved[name].dtype == packed[name].dtype, name
+        assert torch.equal(saved[name], packed[name]), name
+    blobs = [name for name in saved if saved[name].dtype == torch.uint8]
+    assert "model.embed_tokens.weight" in blobs
+    assert all(saved[name].dim() == 1 for name in blobs)
+
+
+@pytest.mark.parametrize("profile", ["run", "storage"])
+def test_a_directory_made_by_pack_loads_and_unpacks(profile: str, llama: Path, tmp_path: Path) -> None:
+    pack_directory(llama, tmp_path / "packed", profile=profile)
+    model, info = load(tmp_path / "packed", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert packed_names(model) == packed_names(load_packing(llama))
+    assert_same_weights(model, load(llama))
+    unpack_directory(tmp_path / "packed", tmp_path / "back")
+    names = sorted(path.name for path in llama.iterdir())
+    assert filecmp.cmpfiles(llama, tmp_path / "back", names, shallow=False) == (names, [], [])
+
+
+def test_shards(tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain", shard="200KB")
+    assert len(list(plain.glob("*.safetensors"))) > 2
+    pack_directory(plain, tmp_path / "packed")
+    model = load(tmp_path / "packed")
+    assert_same_weights(model, load(plain))
+    model.save_pretrained(tmp_path / "saved", max_shard_size="150KB")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
+    assert_same_weights(load(tmp_path / "saved"), model)
+
+
+def test_a_tied_head_stays_tied_and_says_so(tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain", tie_word_embeddings=True)
+    pack_directory(plain, tmp_path / "packed")
+    load_packing(plain).save_pretrained(tmp_path / "saved")
+    for model in (load_packing(plain), load(tmp_path / "packed"), load(tmp_path / "saved")):
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert "lm_head" not in packed_names(model)
+        assert_same_weights(model, load(plain))
+        left = [row for row in report(model) if row.reason]
+        assert [row.name for row in left] == ["model.embed_tokens"]  # counted once
+        assert model.hf_quantizer.reasons["lm_head.weight"] == "is tied to an embedding"
+    assert "lm_head.weight" not in load_file(tmp_path / "saved" / "model.safetensors")
+
+
+def test_modules_to_not_convert(llama: Path, tmp_path: Path) -> None:
+    model = load_packing(llama, modules_to_not_convert=["lm_head", "model.layers.1", "o_proj"])
+    names = packed_names(model)
+    assert "model.layers.0.self_attn.q_proj" in names
+    assert not [n for n in names if "lm_head" in n or "layers.1." in n or n.endswith("o_proj")]
+    reasons = {row.name: row.reason for row in report(model)}
+    assert reasons["lm_head"] == "is in modules_to_not_convert"
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert packed_names(again) == names
+    assert_same_weights(again, model)
+
+
+def test_report_counts_what_memory_holds(llama: Path) -> None:
+    model = load_packing(llama)
+    rows = report(model)
+    for row in rows:
+        if row.reason is None:
+            assert row.after_bytes == model.get_submodule(row.name).packed.nbytes < row.before_bytes
+        else:
+            assert row.after_bytes == row.before_bytes
+    assert {row.name for row in rows if row.reason} == {"model.embed_tokens"}
+
+
+def test_experts_stay_bf16_and_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = write_model(tmp_path / "plain", "Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    with safe_open(plain / "model.safetensors", "pt") as file:
+        assert any(".experts.3." in name for name in file.keys())  # noqa: SIM118  # stored one by one
+    pack_directory(plain, tmp_path / "packed")
+    load_packing(plain).save_pretrained(tmp_path / "saved")
+    for model in (load_packing(plain), load(tmp_path / "packed"), load(tmp_path / "saved")):
+        assert_same_weights(model, load(plain))
+        assert "model.layers.0.self_attn.q_proj" in packed_names(model)
+        reasons = {row.name: row.reason for row in report(model)}
+        experts = [name for name in reasons if "experts" in name]
+        assert experts
+        assert all("multiplies it by itself" in str(reasons[name]) for name in experts)
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Phi3", "Cohere", "Olmo2", "GPTNeoX"])
+def test_other_architectures(kind: str, tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain", kind, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    pack_directory(plain, tmp_path / "packed")
+    model = load(tmp_path / "packed")
+    assert packed_names(model)
+    assert_same_weights(model, load(plain))
+    with torch.no_grad():
+        assert torch.equal(model(PROMPT).logits, sum_in_fp32(load(plain))(PROMPT).logits)
+    model.save_pretrained(tmp_path / "saved")
+    assert_same_weights(load(tmp_path / "saved"), model)
+
+
+def test_dequantize_gives_the_original_back(llama: Path, tmp_path: Path) -> None:
+    model = load_packing(llama)
+    model.dequantize()
+    assert not packed_names(model)
+    model.save_pretrained(tmp_path / "plain")
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    old, new = (load_file(folder / "model.safetensors") for folder in (llama, tmp_path / "plain"))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[name].view(torch.int16), new[name].view(torch.int16)) for name in old)
+
+
+def test_unpack_in_place_keeps_device_dtype_and_bias(llama: Path) -> None:
+    model = load_packing(llama)
+    assert unpack_(model) == 15
+    assert_same_weights(model, load(llama))
+    assert unpack_(model) == 0
+
+
+def test_a_model_can_be_pickled(llama: Path) -> None:
+    model = load_packing(llama)
+    again = pickle.loads(pickle.dumps(model))
+    assert_same_weights(again, model)
+
+
+WITHOUT_US = """
+import sys
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained(sys.argv[1])
+assert "wcodec" not in sys.modules
+print("loaded")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made_by", ["nobody", "pack", "storage", "save_pretrained"])
+def test_who_does_not_know_us_fails_loudly(made_by: str, llama: Path, tmp_path: Path) -> None:
+    folder = llama if made_by == "nobody" else tmp_path / "packed"
+    if made_by == "save_pretrained":
+        load_packing(llama).save_pretrained(folder)
+    elif made_by != "nobody":
+        pack_directory(llama, folder, profile="storage" if made_by == "storage" else "run")
+    command = [sys.executable, "-c", WITHOUT_US, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if made_by == "nobody":
+        assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
+        return
+    assert done.returncode == 1
+    assert not done.stdout
+    assert "Unknown quantization type, got wcodec" in done.stderr
+    assert "q_proj.weight" in done.stderr  # names what does not fit
+
+
+def test_importing_twice_works(llama: Path) -> None:
+    again = importlib.reload(integration)
+    model = load(llama, quantization_config=again.WCodecConfig())
+    assert packed_names(model)
+    import wcodec.integrations.transformers as third
+
+    assert third is again
+
+
+def test_other_dtypes_are_refused_in_one_line(llama: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"float32.*pass dtype=torch\.bfloat16"):
+        load(llama, dtype=torch.float32, quantization_config=WCodecConfig())
+
+
+def test_fp32_checkpoints_are_packed_as_bf16_when_asked(llama: Path, tmp_path: Path) -> None:
+    load(llama, dtype=torch.float32).save_pretrained(tmp_path / "fp32")
+    model = load(tmp_path / "fp32", dtype=torch.bfloat16, quantization_config=WCodecConfig())
+    assert_same_weights(model, load(llama))
+    assert "lm_head" in packed_names(model)
+
+
+@pytest.mark.parametrize("device_map", [{"": "disk"}, {"model": "cuda:0", "lm_head": "cpu"}])
+def test_offloading_is_refused(device_map: dict[str, str], llama: Path) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be offloaded"):
+        load(llama, device_map=device_map, offload_folder="x", quantization_config=WCodecConfig())
+
+
+def test_device_map_of_one_cpu(llama: Path) -> None:
+    model = load(llama, device_map="cpu", quantization_config=WCodecConfig())
+    assert packed_names(model)
+    assert_same_weights(model, load(llama))
+
+
+def test_settings_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="blocks"):
+        WCodecConfig(blocks=3)
+    with pytest.raises(UnsupportedError, match="gptq"):
+        WCodecConfig(quant_method="gptq")
+    with pytest.raises(WCodecError, match="max_tokens"):
+        WCodecConfig(max_tokens=0)
+    assert WCodecConfig.from_dict(WCodecConfig(max_tokens=7).to_dict()).max_tokens == 7
+
+
+def test_a_packed_directory_without_its_config_entry_says_what_is_wrong(llama: Path, tmp_path: Path) -> None:
+    pack_directory(llama, tmp_path / "packed")
+    (tmp_path / "packed" / "config.json").write_bytes((llama / "config.json").read_bytes())
+    with pytest.raises(RuntimeError):
+        load(tmp_path / "packed")
+    with pytest.raises(RuntimeError):
+        load_packing(tmp_path / "packed")
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def cut(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()
+
+
+def damage(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"][-70] ^= 1  # in the dims, which the footer's checksum covers
+
+
+def damage_patch(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.embed_tokens.weight"][6144 + 15] = 77
+
+
+def exchange(tensors: dict[str, torch.Tensor]) -> None:
+    up, down = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
+    tensors[up], tensors[down] = tensors[down], tensors[up]
+
+
+def lose(tensors: dict[str, torch.Tensor]) -> None:
+    # A random layer in place of a lost one: transformers reports it, and tells the caller by its own rules.
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize("change", [cut, damage, damage_patch, exchange])
+def test_damaged_blobs_are_refused(change: Any, llama: Path, tmp_path: Path) -> None:
+    pack_directory(llama, tmp_path / "packed")
+    rewrite(tmp_path / "packed", change)
+    with pytest.raises(RuntimeError):
+        load(tmp_path / "packed")
+
+
+def test_a_lost_weight_is_reported_as_missing(llama: Path, tmp_path: Path) -> None:
+    pack_directory(llama, tmp_path / "packed")
+    rewrite(tmp_path / "packed", lose)
+    _, info = load(tmp_path / "packed", output_loading_info=True)
+    assert info["missing_keys"] == {"model.layers.0.mlp.up_proj.weight"}
+
+
+def test_mismatched_sizes_may_be_ignored_by_request(llama: Path, tmp_path: Path) -> None:
+    pack_directory(llama, tmp_path / "packed")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        load(tmp_path / "packed", vocab_size=400)
+    model, info = load(
+        tmp_path / "packed", vocab_size=400, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    assert {name for name, *_ in info["mismatched_keys"]} == {"lm_head.weight", "model.embed_tokens.weight"}
+    assert "lm_head" not in packed_names(model)
+    assert model.lm_head.weight.shape == (400, 128)
+
+
+def test_a_packed_weight_is_readable_but_cannot_be_changed(llama: Path) -> None:
+    head = load_packing(llama).lm_head
+    assert head.weight.shape == (320, 128)
+    assert head.weight.dtype == torch.bfloat16
+    assert head.weight.device.type == "cpu"
+    with pytest.raises(UnsupportedError, match="unpack"):
+        head.weight.data.add_(1)

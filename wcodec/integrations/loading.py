@@ -1,0 +1,162 @@
+"""What transformers' weight loader runs on each tensor: pack, unpack, or put a blob into the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers.core_model_loading import ConversionOps
+
+from wcodec import preparation
+from wcodec.errors import MalformedError, UnsupportedError
+from wcodec.formats.bf16_w12 import Bf16W12
+from wcodec.formats.raw import Raw
+from wcodec.integrations.swapping import may_shrink, put_packed
+from wcodec.packed import ALIGNMENT_BYTES, Footer, PackedTensor
+from wcodec.state import PackedWeight, wrap_blob
+
+if TYPE_CHECKING:
+    from wcodec.integrations.transformers import WCodecHfQuantizer
+
+_TAIL_BYTES = 2 * ALIGNMENT_BYTES  # holds the footer and any number of dims
+_VIEW_BYTES = 16  # alignment of a blob that is read through wider types
+
+
+class Decode(ConversionOps):
+    """Unpack the blobs among a converter's inputs, so that it merges or permutes the original weights."""
+
+    def convert(self, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the inputs with every blob replaced by its tensor."""
+        return {
+            name: [_plain(each, name) for each in value] if isinstance(value, list) else _plain(value, name)
+            for name, value in input_dict.items()
+        }
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Saving packs in its own step: this one has nothing to undo."""
+        return _Nothing()
+
+
+class _Nothing(ConversionOps):
+    def convert(self, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> dict[str, Any]:
+        return input_dict
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return self
+
+
+class Place(ConversionOps):
+    """Put one weight into the model: packed where it is a target, unpacked where it is not.
+
+    Parameters
+    ----------
+    quantizer : WCodecHfQuantizer
+        Knows the targets.
+    dtype : torch.dtype, optional
+        What an unpacked blob is cast to; its own dtype where None.
+    """
+
+    def __init__(self, quantizer: WCodecHfQuantizer, dtype: torch.dtype | None = None) -> None:
+        self._quantizer = quantizer
+        self._dtype = dtype
+
+    def convert(self, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the tensors that the loader has to set; packed layers are in the model already."""
+        model, missing_keys = kwargs["model"], kwargs["missing_keys"]
+        rest = {}
+        for name, value in input_dict.items():
+            tensor = value[0] if isinstance(value, list) else value
+            left = self._place(model, name, tensor)
+            if left is not None:
+                rest[name] = left
+                self._quantizer.targets.discard(name)  # so that the loader compares its shape
+            elif missing_keys is not None:
+                missing_keys.discard(name)
+        return rest
+
+    def _place(self, model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        expected = _expected(model, name)
+        is_target = name in self._quantizer.targets
+        weight: PackedWeight | None = None
+        if _is_blob(tensor) and expected.dtype != torch.uint8:
+            if not self._quantizer.pre_quantized:
+                raise UnsupportedError(
+                    "is packed, but config.json has no quantization_config that says so",
+                    tensor=name,
+                    mend="make the directory with `wcodec pack` or save_pretrained",
+                )
+            opened = _open(tensor, name, **self._settings(tensor.device))
+            if opened.shape != expected.shape:
+                # The loader compares shapes and reports what does not fit, as for any checkpoint.
+                return torch.empty(opened.shape, dtype=opened.dtype, device="meta")
+            if isinstance(opened, torch.Tensor):
+                tensor = opened
+            elif is_target and not opened.is_raw:
+                weight = opened
+            else:
+                tensor = opened.to_bf16()
+            tensor = tensor if weight is not None else tensor.to(self._dtype or tensor.dtype)
+        if weight is None and is_target and tensor.shape == expected.shape and may_shrink(tensor):
+            settings = self._settings(tensor.device)
+            made = preparation.prepare_one(tensor, tensor.device, name=name, **settings)
+            weight = None if made.is_raw else made
+        if weight is None:
+            return tensor
+        _refuse_shard(expected, name)
+        put_packed(model, name, weight)
+        return None
+
+    def _settings(self, device: torch.device) -> dict[str, Any]:
+        return {
+            "max_tokens": self._quantizer.quantization_config.max_tokens,
+            "workspaces": self._quantizer.workspaces(device),
+        }
+
+
+def _is_blob(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.uint8 and tensor.dim() == 1
+
+
+def _open(blob: torch.Tensor, name: str, **settings: Any) -> PackedWeight | torch.Tensor:
+    """Return the weight of a blob, or its tensor where no kernel reads its format (the storage profile)."""
+    if blob.data_ptr() % _VIEW_BYTES or not blob.is_contiguous():
+        blob = blob.clone(memory_format=torch.contiguous_format)
+    if _format_code(blob) in (Raw.code, Bf16W12.code):
+        return wrap_blob(blob, tensor=name, **settings)
+    packed = PackedTensor.from_blob(blob.cpu().numpy(), tensor=name)
+    bits = packed.decode()
+    if packed.dtype != "BF16" or not packed.check(bits):
+        raise MalformedError("does not decode to what was packed", tensor=name, mend="copy the file again")
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).to(blob.device)
+
+
+def _format_code(blob: torch.Tensor) -> int:
+    try:
+        return Footer.parse(blob[-min(blob.numel(), _TAIL_BYTES) :].cpu().numpy()).format_code
+    except MalformedError:
+        return Raw.code  # whoever opens it says what is wrong
+
+
+def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if not _is_blob(tensor):
+        return tensor
+    opened = _open(tensor, name)
+    return opened if isinstance(opened, torch.Tensor) else opened.to_bf16()
+
+
+def _expected(model: Any, name: str) -> torch.Tensor:
+    module, _, attribute = name.rpartition(".")
+    found: torch.Tensor = getattr(model.get_submodule(module), attribute)
+    return found
+
+
+def _refuse_shard(expected: torch.Tensor, name: str) -> None:
+    if hasattr(expected, "device_mesh"):
+        raise UnsupportedError(
+            "transformers' tensor parallelism cannot hold packed weights",
+            tensor=name,
+            mend="load without tp_plan, or leave the layer out with modules_to_not_convert",
+        )
