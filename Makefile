@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: venv demo test test-all lint format bench-host bench-gpu clean help
+.PHONY: venv demo test lint format bench-host bench-analyze bench-gpu clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,6 +37,9 @@ format: $(STAMP)  ## let ruff format the tree
 bench-host: $(STAMP)  ## host codec beside zipnn, openzl, zstandard and memcpy
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(BIN)/python bench/host.py
+
+bench-analyze: $(STAMP)  ## the analysis of a warm file beside reading it
+	@$(BIN)/python bench/analyze.py
 
 bench-gpu: $(STAMP)  ## the fused kernels beside cuBLAS (needs a GPU)
 	@$(BIN)/python bench/muse_bf16_proj.py

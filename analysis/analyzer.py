@@ -13,7 +13,6 @@ from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.grouping import Logical, group
 from wcodec.analysis.report import Report, SourceReport
 from wcodec.analysis.scan import Scan, ScanTask, scan
-
 from wcodec.errors import UnsupportedError
 from wcodec.readers import Source, TensorInfo, open_source
 from wcodec.readers.remote import is_address

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.names import place
 from wcodec.analysis.report import Report

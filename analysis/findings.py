@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+
 from wcodec.analysis.cost import Verdict, ratio
 from wcodec.analysis.coverage import coverage, high_exponent_counts
 from wcodec.analysis.fields import Entropy

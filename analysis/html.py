@@ -9,13 +9,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+
+from wcodec import __version__
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_figure, heat_map
 from wcodec.analysis.findings import Coverage, TensorReport
 from wcodec.analysis.report import Report
 from wcodec.analysis.table import window_text
-
-from wcodec import __version__
 from wcodec.units import bits, count, duration, percent, shape_text, size
 
 #: Tensors in the table, the largest first: browsers slow down with more. CSV and JSON have all.

@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_figure, heat_map
 from wcodec.analysis.report import Report
-
 from wcodec.errors import UnsupportedError
 from wcodec.units import bits, percent, size
 

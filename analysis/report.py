@@ -7,11 +7,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from wcodec import __version__
 from wcodec.analysis.cost import Gpu, ratio
 from wcodec.analysis.findings import TensorReport
 from wcodec.analysis.totals import Bf16Totals, bf16_totals
-
-from wcodec import __version__
 
 SCHEMA = "wcodec.analyze/1"
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.fields import Entropy
 from wcodec.analysis.findings import TensorReport

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+
 from wcodec.analysis.coverage import high_exponent_counts
 from wcodec.analysis.fields import (
     LAYOUTS,
@@ -24,7 +25,6 @@ from wcodec.analysis.fields import (
 )
 from wcodec.analysis.findings import Exceptions, Window
 from wcodec.analysis.grouping import BLOCKS, Logical
-
 from wcodec.readers.base import CHUNK, TensorInfo
 from wcodec.readers.bytefile import Bytes
 from wcodec.units import percent

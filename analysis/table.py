@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.markup import escape
 from rich.text import Text
+
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.findings import Window
 from wcodec.analysis.report import Report
 from wcodec.analysis.rows import FEW, Row, folded_rows, single_rows, sparkline
 from wcodec.analysis.totals import Bf16Totals
-
 from wcodec.units import bits, count, duration, percent, shape_text, size
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from wcodec.analysis import analyze
 
+from wcodec.analysis import analyze
 from wcodec.bits import bf16_from_f32
 from wcodec.readers import open_source
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from wcodec.analysis import Report
 
 import wcodec
 from wcodec import demo
+from wcodec.analysis import Report
 
 needs_weights = pytest.mark.skipif(
     importlib.util.find_spec(demo.PACKAGE) is None, reason="the extra [demo] is not installed"
@@ -74,7 +74,6 @@ def test_exceptions_of_minilm_with_consecutive_windows(report: Report) -> None:
 def test_whole_patterns_hold_hardly_less_than_their_fields(folder: Path, report: Report) -> None:
     """What docs/analyze.md says of the floor."""
     from wcodec.analysis.fields import entropy
-
     from wcodec.bits import histogram
     from wcodec.readers import open_source
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from wcodec.analysis import analyzer, scan
-from wcodec.analysis.findings import TensorReport
-from wcodec.analysis.report import Report
 
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, mixed, noise, outliers, write
+from wcodec.analysis import analyzer, scan
+from wcodec.analysis.findings import TensorReport
+from wcodec.analysis.report import Report
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 
 

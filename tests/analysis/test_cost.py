@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from wcodec.analysis.cost import GPUS, find_gpu, judge
 
+from wcodec.analysis.cost import GPUS, find_gpu, judge
 from wcodec.errors import UnsupportedError
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wcodec.analysis.coverage import SIZES, coverage, high_exponent_counts
 
 

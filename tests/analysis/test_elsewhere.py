@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from wcodec.analysis import analyzer, cluster
 
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, noise, outliers, write
 from tests.readers.test_remote import Server, server  # noqa: F401
+from wcodec.analysis import analyzer, cluster
 from wcodec.cli import main
 from wcodec.errors import UnsupportedError, WCodecError
 

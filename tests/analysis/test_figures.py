@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wcodec.analysis.figures import MAX_BARS, METRICS, exponent_figure, heat_map
-from wcodec.analysis.report import Report
 
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, noise, outliers, write
+from wcodec.analysis.figures import MAX_BARS, METRICS, exponent_figure, heat_map
+from wcodec.analysis.report import Report
 
 
 def analyze(folder: Path, tensors: dict[str, Tensor]) -> Report:

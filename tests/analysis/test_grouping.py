@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from wcodec.analysis.grouping import Logical, group, kind_of
 
+from wcodec.analysis.grouping import Logical, group, kind_of
 from wcodec.dtypes import DTYPES
 
 

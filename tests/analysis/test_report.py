@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wcodec.analysis import html
-from wcodec.analysis.report import SCHEMA, Report
-from wcodec.analysis.rows import folded_rows, sparkline
 
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, write
+from wcodec.analysis import html
+from wcodec.analysis.report import SCHEMA, Report
+from wcodec.analysis.rows import folded_rows, sparkline
 from wcodec.errors import UnsupportedError
 
 GOLDEN = Path(__file__).parent / "golden.json"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from wcodec.analysis.cluster import dask_executor
 
 from tests.container.weightfiles import mixed, outliers, write
+from wcodec.analysis.cluster import dask_executor
 from wcodec.cli import main
 from wcodec.container import pack_directory, unpack_directory, verify_directory
 
