@@ -120,6 +120,12 @@ WC_DEVICE void copy_async(u32 smem, const void* global, bool valid = true) {
                  : "memory");
 }
 
+// Named barrier `id` (1 … 15) for kThreads threads of the CTA.
+template <u32 kThreads>
+WC_DEVICE void barrier_sync(u32 id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
 WC_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's youngest copy groups are still in flight.

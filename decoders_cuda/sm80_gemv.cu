@@ -21,7 +21,7 @@
 // x: rows of ldx elements, ldx a multiple of 8, 16-byte aligned; up to the next multiple of 8, zeros follow `cols`.
 #include "sm80_gemv_parts.cuh"
 #if WC_SPLIT > 1
-#include "ptx_sm90.cuh"
+#include "ptx_sm90.cuh"  // cluster barriers
 #endif
 
 using namespace wc;
@@ -87,7 +87,7 @@ WC_DEVICE void sync_sharers(u32 group) {
     if constexpr (kXWarps == 1) {
         __syncwarp();
     } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(32 * kXWarps) : "memory");
+        barrier_sync<32 * kXWarps>(group + 1);
     }
 }
 

@@ -54,10 +54,12 @@ struct Bf16 {
     }
 };
 
-// A float into the shared memory of a CTA of this cluster (sm_90 and newer).
+#if WC_SPLIT > 1
+// A float into the shared memory of a CTA of this cluster.
 WC_DEVICE void store_cluster(u32 remote, float v) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
 }
+#endif
 
 }  // namespace gemv
 }  // namespace wc

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import wcodec.decoders_cuda
 
 _SOURCES = Path(next(iter(wcodec.decoders_cuda.__path__)))
@@ -28,16 +29,18 @@ class HostKernel:
         Macros of the instance.
     folder : pathlib.Path
         Where to build.
+    header : str
+        What stands for the GPU: simt.hpp, or simt_mma.hpp with tensor cores and asynchronous copies.
     """
 
-    def __init__(self, name: str, defines: Mapping[str, int], folder: Path) -> None:
+    def __init__(self, name: str, defines: Mapping[str, int], folder: Path, header: str = "simt.hpp") -> None:
         compiler = shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             pytest.skip("no C++ compiler")
         stem = "-".join([name, *(str(value) for value in defines.values())])
         source, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
         source.write_text(
-            f'#include "simt.hpp"\n#include "{name}.cu"\n'
+            f'#include "{header}"\n#include "{name}.cu"\n'
             'extern "C" void launch(unsigned grid, unsigned block, void** args)'
             f" {{ simt::launch({name}, grid, block, args); }}\n"
         )
