@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from wcodec import units
 from wcodec.cli import console
 from wcodec.cli.files import path_argument
 
 if TYPE_CHECKING:
+    from wcodec.analysis.plan import LayerPlan, ModelPlan
     from wcodec.container.describe import Description
 
 EPILOG = """\b
 Examples:
   wcodec info packed.safetensors
   wcodec info Llama-3.1-8B-packed --format json | jq .totals
+  wcodec info --plan ~/models/Llama-3.1-8B --gpu H100
 """
 
 
@@ -27,11 +31,29 @@ Examples:
 @click.option(
     "--format", "format_", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
-def command(file: Path, format_: str) -> None:
+@click.option("--plan", is_flag=True, help="GPU memory and reading time per layer, as it is and packed.")
+@click.option(
+    "--gpu",
+    default="H200",
+    show_default=True,
+    metavar="NAME",
+    help="With --plan: GPU whose memory bandwidth sets the times, or a bandwidth such as 3.2TB/s.",
+)
+def command(file: Path, format_: str, plan: bool, gpu: str) -> None:
     """Show what FILE holds: formats, sizes and digests of its tensors. Nothing is decoded.
 
-    FILE is a packed file or directory, or anything that `wcodec analyze` reads.
+    FILE is a packed file or directory, or anything that `wcodec analyze` reads. With --plan, say what it
+    takes on a GPU before anything is packed or loaded.
     """
+    if plan:
+        from wcodec.analysis.plan import plan_model
+
+        planned = plan_model(file, gpu=gpu)
+        if format_ == "json":
+            click.echo(json.dumps(planned.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
+        else:
+            _print_plan(planned)
+        return
     from wcodec.container.describe import describe
 
     description = describe(file)
@@ -60,8 +82,8 @@ def _print_table(description: Description) -> None:
             tensor.format,
             escape(tensor.dtype),
             " × ".join(map(str, tensor.shape)) or "scalar",
-            console.size(tensor.nbytes),
-            console.size(tensor.stored_bytes),
+            units.size(tensor.nbytes),
+            units.size(tensor.stored_bytes),
             "–" if math.isnan(bits) else f"{bits:.3f}",
         ]
         if description.packed:
@@ -71,7 +93,7 @@ def _print_table(description: Description) -> None:
     out.print(f"[bold]{escape(str(description.path))}[/bold]: {description.kind}")
     for source in description.sources:
         out.print(
-            f"{escape(source.file)}: original {console.size(source.nbytes)},"
+            f"{escape(source.file)}: original {units.size(source.nbytes)},"
             f" xxh3-128 {source.digest.hex()}, written by {escape(source.tool)}"
         )
     out.print(table)
@@ -80,6 +102,55 @@ def _print_table(description: Description) -> None:
     packed = f", {totals['packed_tensors']} packed" if description.packed else ""
     out.print(
         f"{totals['tensors']} tensors{packed}, {totals['weights']:,} weights:"
-        f" {console.size(totals['bytes'])}"
-        + (f" → {console.size(totals['stored_bytes'])}{share}" if description.packed else "")
+        f" {units.size(totals['bytes'])}"
+        + (f" → {units.size(totals['stored_bytes'])}{share}" if description.packed else "")
     )
+
+
+def _print_plan(plan: ModelPlan) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for title in ("weights", "memory", "packed", "reading", "packed "):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, layer in _folded(plan.layers):
+        table.add_row(
+            escape(name),
+            units.count(layer.weights),
+            units.size(layer.nbytes),
+            units.size(layer.packed_bytes),
+            units.duration(layer.read_us) if layer.read_us else "looked up",
+            units.duration(layer.packed_read_us) if layer.packed_read_us else "",
+        )
+    out, totals = console.stdout(), plan.totals
+    out.print(f"[bold]{escape(str(plan.path))}[/bold] on {escape(plan.gpu.name)}, per layer")
+    out.print(table)
+    out.print(
+        f"GPU memory {units.size(totals['bytes'])} → {units.size(totals['packed_bytes'])};"
+        f" at most {units.size(totals['peak_bytes'])} while it is packed layer by layer"
+    )
+    out.print(
+        f"Reading every weight once takes at least {units.duration(totals['read_us'])} →"
+        f" {units.duration(totals['packed_read_us'])} at {plan.gpu.bandwidth / 1e12:g} TB/s"
+        f" ({escape(plan.gpu.source)})"
+    )
+
+
+def _folded(layers: list[LayerPlan]) -> Iterator[tuple[str, LayerPlan]]:
+    """Neighbouring layers of one size as one line, such as ``model.layers.0 … 31``."""
+    at = 0
+    while at < len(layers):
+        end = at
+        while end + 1 < len(layers) and _follows(layers[end], layers[end + 1]):
+            end += 1
+        last = layers[end].name.rpartition(".")[2]
+        yield (layers[at].name if end == at else f"{layers[at].name} … {last}"), layers[at]
+        at = end + 1
+
+
+def _follows(one: LayerPlan, two: LayerPlan) -> bool:
+    (stem, _, number), (stem2, _, number2) = one.name.rpartition("."), two.name.rpartition(".")
+    numbered = number.isdecimal() and number2.isdecimal() and int(number2) == int(number) + 1
+    return numbered and stem == stem2 and (one.nbytes, one.packed_bytes) == (two.nbytes, two.packed_bytes)
