@@ -29,46 +29,5 @@ WC_HOST_DEVICE void place_step(u32 w, u32 (&r)[4]) {
 // The scale bytes of rows g (low byte) and g + 8 as two BF16 numbers of |scale| · 2⁻¹²⁰. Signs are in the nibbles.
 WC_HOST_DEVICE u32 place_scales(u32 bytes) { return prmt(bytes, 0, 0x4140) << 4 & 0x07f007f0u; }
 
-#if defined(__CUDACC__)
-
-WC_DEVICE u32 bf16_product(u32 a, u32 b) {
-    u32 d;
-#if __CUDA_ARCH__ >= 900
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#else
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));  // − 0 keeps signs of zeros
-#endif
-    return d;
-}
-
-// Scales of rows g and g + 8, each twice in its word: |scale| · 2¹¹⁸ as BF16, exact and finite for every byte.
-struct Scales {
-    u32 upper, lower;
-};
-
-WC_DEVICE Scales expand_scales(u32 bytes) {
-    constexpr u32 kTwo119 = 0x7b007b00u;
-    const u32 both = bf16_product(bf16_product(place_scales(bytes), kTwo119), kTwo119);
-    Scales s;
-    asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\nmov.b32 %0, {lo, lo};\nmov.b32 %1, {hi, hi};\n}"
-        : "=r"(s.upper), "=r"(s.lower)
-        : "r"(both));
-    return s;
-}
-
-// Four A registers of one step: E2M1 · E4M3 · 2⁻⁸, exact in BF16.
-WC_DEVICE void decode_step(u32 w, Scales s, u32* a) {
-    u32 r[4];
-    place_step(w, r);
-    a[0] = bf16_product(r[0], s.upper);
-    a[1] = bf16_product(r[1], s.lower);
-    a[2] = bf16_product(r[2], s.upper);
-    a[3] = bf16_product(r[3], s.lower);
-}
-
-constexpr float kDecodedFactor = 256.0f;  // what a decoded operand lacks
-
-#endif  // __CUDACC__
-
 }  // namespace nvfp4
 }  // namespace wc

@@ -36,10 +36,7 @@ WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32
     for (u32 n = 0; n < kTokens / 8; ++n) {
         WC_UNROLL
         for (u32 h = 0; h < 2; ++h) {
-            u32* d = &b[n][4 * h];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                : "r"((tokens + n * 1024) ^ (h << 6)));
+            tokens_x4(&b[n][4 * h], (tokens + n * 1024) ^ (h << 6));
         }
     }
     const nvfp4::Scales scales = nvfp4::expand_scales(slot.scales);
@@ -50,12 +47,7 @@ WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32
         nvfp4::decode_step(words[j], scales, a);
         WC_UNROLL
         for (u32 n = 0; n < kTokens / 8; ++n) {
-            float* d = &acc[j % 2][4 * n];
-            asm volatile(
-                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                "{%0, %1, %2, %3};"
-                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][2 * j]), "r"(b[n][2 * j + 1]));
+            mma_sync(&acc[j % 2][4 * n], a, b[n][2 * j], b[n][2 * j + 1]);
         }
     }
 }
@@ -81,7 +73,7 @@ WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool
     const auto fetch = [&](Slot& slot, u32 u) {
         if (kEven || next + u * kGroupsOfWarps < kChunks) {
             slot.nibbles = load_once(nibbles + u * kStride);
-            slot.scales = load_scales(scales + u * kStride);
+            slot.scales = load_pair_once(scales + u * kStride);
         } else {
             slot = {};
         }
@@ -110,8 +102,8 @@ WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool
     fence_for_wgmma();
     __syncthreads();
 
-    const u32 low = descriptor_low(smem_address(shared) + group * kTokenChunk);
-    const u32 row = smem_address(shared) + group * kTokenChunk + (lane % 8) * 128 + ((lane / 8 ^ lane % 8) << 4);
+    const u32 low = descriptor_low(smem_address(shared));
+    const u32 row = smem_address(shared) + (lane % 8) * 128 + ((lane / 8 ^ lane % 8) << 4);
     WC_NO_UNROLL
     for (u32 unit = begin; unit < end; ++unit) {
         float acc[kSync ? 2 : 1][kTokens / 2] = {};
@@ -122,14 +114,13 @@ WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool
             advance();
             WC_UNROLL
             for (u32 u = 0; u < kRing; ++u) {
-                const u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps;
-                // Zero weights need tokens that are no NaN: the first chunk's.
-                const bool real = kEven || chunk + group < kChunks;
+                u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + group;
+                if (!kEven && chunk >= kChunks) chunk = 0;  // zero weights need tokens that are no leftovers: NaN
                 if constexpr (kSync) {
-                    multiply_sync<kTokens>(acc, ring[u], row + (real ? chunk * kTokenChunk : 0));
+                    multiply_sync<kTokens>(acc, ring[u], row + chunk * kTokenChunk);
                     if (more) fetch(ring[u], u);
                 } else {
-                    multiply<kTokens>(acc[0], a, ring[u], low + (real ? chunk * (kTokenChunk >> 4) : 0), [&] {
+                    multiply<kTokens>(acc[0], a, ring[u], low + chunk * (kTokenChunk >> 4), [&] {
                         if (more) fetch(ring[u], u);
                     });
                 }
@@ -169,7 +160,7 @@ WC_DEVICE void many_tokens(const Context& c, Pass pass, u32 tiles, bool first) {
     const auto fetch = [&](Slot& slot, u32 u) {
         if (active && (kEven || next + u < kChunks)) {
             slot.nibbles = load_once(nibbles + u * nvfp4::kBrickBytes);
-            slot.scales = load_scales(scales + u * nvfp4::kBrickBytes);
+            slot.scales = load_pair_once(scales + u * nvfp4::kBrickBytes);
         } else {
             slot = {};
         }

@@ -2,33 +2,9 @@
 #pragma once
 
 #include "moe_routes.cuh"
-#include "nvfp4_s5.cuh"
-#include "ptx_sm90.cuh"
+#include "nvfp4_operand.cuh"
 
 namespace wc {
-
-// The narrow shapes that only the routed experts use; see ptx_sm90.cuh for the others.
-template <>
-struct Wgmma<8> {
-    static WC_DEVICE void mma(float (&d)[4], const u32* a, u64 b) {
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-template <>
-struct Wgmma<24> {
-    static WC_DEVICE void mma(float (&d)[12], const u32* a, u64 b) {
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-
 namespace moe {
 
 constexpr u32 kThreads = 512, kGroupsOfWarps = 4;
@@ -70,29 +46,6 @@ struct Slot {
     u32x4 nibbles;
     u32 scales;
 };
-
-// threadIdx.x, anew: what is computed from it is not kept in registers across the widest loops.
-WC_DEVICE u32 thread_index() {
-    u32 i = threadIdx.x;
-    asm volatile("" : "+r"(i));
-    return i;
-}
-
-WC_DEVICE u32 load_scales(const u8* p) {
-    u16 v;
-    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
-    return v;
-}
-
-// 4 bytes to shared memory, asynchronously.
-WC_DEVICE void copy_async_word(u32 smem, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
-}
-
-// Orders this thread's copies to shared memory before the tensor cores' reads of it.
-WC_DEVICE void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-WC_DEVICE void group_barrier(u32 group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // Byte offsets of `n` tokens' rows in x, from `place` in the list on.
 WC_DEVICE void find_rows(u32 place, u32 n) {
