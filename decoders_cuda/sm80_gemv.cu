@@ -156,7 +156,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
             WC_UNROLL
             for (u32 q = 0; q < kQuarters; ++q) {
                 WC_UNROLL
-                for (u32 p = 0; p < kPlanes; ++p) {
+                for (u32 i = 0; i < kPlanes; ++i) {
+                    const u32 p = (i + kPlanes - 1) % kPlanes;  // codes first: decoding starts with them
                     const u8* plane = plane_load + ahead * kStride + q * kQuarterBytes + p * gemv::kPlaneBytes;
                     if constexpr (kRegisterRing) {
                         planes[stage][q][p] = load_once(plane);
