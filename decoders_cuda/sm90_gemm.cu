@@ -13,7 +13,7 @@
 // Sums      in FP32, in a fixed order: equal inputs give equal bits. WC_CLUSTER 0: exchanged through L2, 1: the CTAs of
 //           a tile are a cluster and exchange through shared memory.
 //
-// Macros    as above, and WC_CTAS_PER_SM resident CTAs per SM; WC_DECODER 0 `bf16-w12`, 1 uncompressed bricks; WC_PDL 1
+// Macros    as above, and WC_CTAS_PER_SM resident CTAs per SM; WC_SHARED_BYTES as the host computes it; WC_DECODER 0 `bf16-w12`, 1 uncompressed bricks; WC_PDL 1
 //           for a programmatic dependent launch. For experiments: WC_ABLATE, bits 1 no decode, 2 no MMA, 4 no token
 //           copies, 8 no weight copies (results are wrong); WC_TIMELINE 1 stamps %globaltimer;
 //           WC_DUMP 1 (WC_SPLIT 1) writes the decoded A registers, as the N × K matrix they stand for.
@@ -99,6 +99,7 @@ constexpr u32 kSharedBytes = kBarrierArea + kStages * 16 + kGroups * 8;
 static_assert(kBlocks % kColumnGroups == 0 && kOwn >= kSplit, "every warpgroup of a tile sums at least one block");
 static_assert(kBoxBytes % 1024 == 0, "swizzle atoms are 1,024 bytes");
 static_assert(kSharedBytes <= 227 * 1024, "shared memory of one SM");
+static_assert(kSharedBytes == WC_SHARED_BYTES, "the host lays out shared memory differently");
 
 // Letters of 16 bytes that a thread reads at once: as many as fit beside the accumulators.
 constexpr u32 kSpareLetters = (kConsumerRegisters - kTokens / 2 - 40) / 4, kLetterLimit = kSplit == 0 ? 8 : 16;

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import DeviceInfo, device_info
-from wcodec.kernels import gemv
-from wcodec.kernels.gemm import MAX_SPLIT, Bricks, Gemm, GemmConfig
+from wcodec.kernels import gemm, gemv
+from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
 from wcodec.kernels.gemv import Gemv, GemvConfig
 from wcodec.kernels.pack import split_table
 from wcodec.kernels.router import Router, serves
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 
 GEMV, GEMM = "gemv", "gemm"
 
-_GEMM_TOKENS = 16  # from this many on the wgmma kernel is worth timing
-_LEAST_FILL = 0.7
-_MAX_STAGES = 8
-_TILE_TOKENS = (16, 32, 64, 128, 256)
 _ROW_ELEMENTS = 8  # rows of x start on 16 bytes: `wcodec.linear` sees to it
 
 
@@ -148,43 +143,6 @@ def bind_router(weight: PackedWeight, tokens: int, plain: Run) -> Bound | None:
     return Bound(run, nbytes, kernel.arithmetic)
 
 
-def _default_gemm(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
-    """Two row tiles per CTA, K split until the SMs are full, and as deep a ring as fits."""
-    tile_tokens = next((count for count in _TILE_TOKENS if tokens <= count), _TILE_TOKENS[-1])
-    groups = 2
-    tiles = -(-n // (64 * groups)) * -(-tokens // tile_tokens)
-    split = max(1, min(info.multiprocessors // tiles, tile_tokens // 8, -(-k // 64), 8))
-    config = _deepest_ring(tile_tokens, groups, 1, split)
-    assert config is not None, "a ring of two stages always fits"
-    return config
-
-
-def _deepest_ring(tokens: int, groups: int, bricks: int, split: int) -> GemmConfig | None:
-    """Return the configuration with as many stages as fit into shared memory; None where none does."""
-    for stages in range(_MAX_STAGES, 1, -1):
-        try:
-            return GemmConfig(tokens, groups, stages, bricks, split)
-        except ValueError:
-            continue
-    return None
-
-
-def _candidate_gemms(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig]:
-    """The rule's configuration, then what fills the SMs with other tiles and splits."""
-    if not _GEMM_TOKENS <= tokens <= _TILE_TOKENS[-1]:
-        return []
-    first = _default_gemm(n, k, tokens, info)
-    found = [first]
-    for groups, bricks, split in itertools.product((1, 2), (1, 2), range(MAX_SPLIT + 1)):
-        config = _deepest_ring(first.tokens, groups, bricks, split)
-        if config is None or config in found or split > config.units(k):
-            continue
-        # Split 0 deals the work evenly; otherwise most SMs get a CTA, and no CTA waits for one not started.
-        if split == 0 or _LEAST_FILL <= config.tiles(n, tokens) * split / info.multiprocessors <= 1:
-            found.append(config)
-    return found
-
-
 KERNELS: dict[str, Kernel] = {
     GEMV: Kernel(
         supported=lambda info: info.capability >= (8, 0),
@@ -196,9 +154,9 @@ KERNELS: dict[str, Kernel] = {
     GEMM: Kernel(
         supported=lambda info: info.has_wgmma,
         config=lambda values: GemmConfig(**values),
-        default=_default_gemm,
+        default=gemm.default_config,
         bind=_bind_gemm,
-        candidates=_candidate_gemms,
+        candidates=gemm.candidates,
     ),
 }
 

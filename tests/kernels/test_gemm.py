@@ -1,0 +1,148 @@
+"""The wgmma product without a GPU: instances compile to what they should, the rule serves every shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.gemm_instances import EXAMPLES
+from tests.kernels.sass import disassemble
+from wcodec.cuda.compiler import compile_cubin, compile_many
+from wcodec.cuda.device import DeviceInfo
+from wcodec.errors import WCodecError
+from wcodec.kernels.gemm import (
+    BRICK_BYTES,
+    MAX_TOKENS,
+    MIN_TOKENS,
+    SHARED_LIMIT_BYTES,
+    SOURCE,
+    GemmConfig,
+    candidates,
+    default_config,
+)
+from wcodec.tables import CLASSES, read_table
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, 141 << 30)
+SHAPES = [(1, 15), (160, 232), (1024, 4096), (2304, 8192), (8192, 1024), (14336, 4096), (41387, 5120)]
+SERVED = [m for m in CLASSES if MIN_TOKENS <= m <= MAX_TOKENS]
+
+
+def measured() -> dict[tuple[int, int, int], GemmConfig]:
+    text = resources.files("wcodec.kernels").joinpath("gemm.json").read_text(encoding="utf-8")
+    _, capability, entries = read_table(text, "gemm.json")
+    assert capability == H200.capability
+    return {(entry.n, entry.k, entry.m): GemmConfig(**(entry.config or {})) for entry in entries}
+
+
+def shipped() -> list[GemmConfig]:
+    rule = [default_config(n, k, m, H200) for n, k in SHAPES for m in SERVED]
+    return list(dict.fromkeys([*measured().values(), *rule]))
+
+
+def test_what_ships_compiles_without_spills_and_multiplies_on_wgmma(tmp_path: Path) -> None:
+    # compile_many refuses spills, local memory and serialised wgmma (C75xx).
+    configs = shipped()
+    for config, cubin in zip(
+        configs, compile_many([(SOURCE, c.defines(), "sm_90a") for c in configs]), strict=True
+    ):
+        sass = disassemble(cubin.data, tmp_path)
+        assert f"HGMMA.64x{config.tokens}x16.F32.BF16" in sass
+        assert "UTMALDG.2D" in sass
+        assert "UBLKCP" in sass
+        assert "LDL" not in sass
+        assert "STL" not in sass
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_compile_for_both_decoders(name: str) -> None:
+    config = EXAMPLES[name]
+    compile_many(
+        [(SOURCE, c.defines(), "sm_90a") for c in (config, replace(config, decoder="bf16", stages=2))]
+    )
+
+
+def test_experiments_compile() -> None:
+    config = EXAMPLES["split in 2"].defines()
+    extras = [{"WC_TIMELINE": 1}, {"WC_PDL": 1}, *({"WC_ABLATE": bits} for bits in (1, 2, 4, 8, 15))]
+    compile_many([(SOURCE, {**config, **extra}, "sm_90a") for extra in extras])
+    compile_cubin(SOURCE, EXAMPLES["wide tiles"].defines(WC_DUMP=1), "sm_90a")
+
+
+def test_host_and_device_agree_on_shared_memory() -> None:
+    defines = EXAMPLES["cluster of 2"].defines()
+    with pytest.raises(WCodecError, match="the host lays out shared memory differently"):
+        compile_cubin(SOURCE, {**defines, "WC_SHARED_BYTES": int(defines["WC_SHARED_BYTES"]) + 16}, "sm_90a")
+
+
+@pytest.mark.slow
+def test_what_tune_tries_compiles() -> None:
+    found = dict.fromkeys(c for m in SERVED for c in candidates(2304, 8192, m, H200))
+    compile_many([(SOURCE, config.defines(), "sm_90a") for config in found])
+
+
+def test_the_rule_picks_what_was_measured_fastest() -> None:
+    # Ties apart: pooler at 256 tokens, o at 256 tokens (0.5 % between two instances).
+    differing = [key for key, config in measured().items() if default_config(*key, H200) != config]
+    assert set(differing) <= {(4096, 8192, 256), (8192, 1024, 256), (8192, 4096, 128)}
+
+
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (1, 1), (64, 64), (151936, 5120)])
+@pytest.mark.parametrize("processors", [78, 114, 132])
+def test_the_rule_serves_every_shape(n: int, k: int, processors: int) -> None:
+    info = replace(H200, multiprocessors=processors)
+    for m in range(MIN_TOKENS, MAX_TOKENS + 1):
+        config = default_config(n, k, m, info)
+        ctas = config.grid(n, k, m, processors)
+        assert config.shared_bytes <= SHARED_LIMIT_BYTES
+        if config.split > 1 and not config.cluster:
+            assert ctas <= processors  # they wait for one another
+        assert (config.partial_bytes(n, k, m, processors) == 0) == (config.split == 1 or config.cluster)
+        if m in SERVED:
+            worth_timing = candidates(n, k, m, info)
+            assert worth_timing[0] == config
+            assert len(set(worth_timing)) == len(worth_timing)
+    assert candidates(n, k, MAX_TOKENS + 1, info) == []
+
+
+def test_stage_and_partial_bytes() -> None:
+    config = GemmConfig(128, 2, 3, 2, 4)
+    assert config.stage_bytes == 2 * (128 * 128 + 2 * BRICK_BYTES["bf16-w12"])
+    # 32 tiles, 4 ranks, 3 senders each, 2 warpgroups, 4 blocks of 8 tokens × 64 rows in FP32
+    assert config.partial_bytes(4096, 8192, 128, 132) == 32 * 4 * 3 * 2 * 4 * 8 * 64 * 4
+    even = GemmConfig(64, 2, 4, 1, 0)
+    assert even.partial_bytes(28672, 4096, 64, 132) == 132 * 128 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tokens": 24},
+        {"tokens": 272},
+        {"row_groups": 4},
+        {"stages": 1},
+        {"stages": 9},
+        {"stage_bricks": 3},
+        {"split": 9},
+        {"ctas_per_sm": 2},
+        {"cluster": True},
+        {"column_groups": 2},
+    ],
+    ids=str,
+)
+def test_impossible_instances_are_refused(values: dict[str, int]) -> None:
+    good = {"tokens": 128, "row_groups": 2, "stages": 3, "stage_bricks": 1, "split": 1}
+    GemmConfig(**good)
+    with pytest.raises(ValueError):
+        GemmConfig(**{**good, **values})
+
+
+def test_splits_that_would_wait_forever_are_refused() -> None:
+    with pytest.raises(WCodecError, match="cannot be split 7 ways"):
+        GemmConfig(128, 2, 3, 1, 7).grid(4096, 8192, 128, 132)  # 224 CTAs on 132 SMs
+    with pytest.raises(WCodecError, match="cannot be split 7 ways"):
+        GemmConfig(128, 2, 3, 1, 7).grid(128, 256, 128, 132)  # four stages for seven CTAs
