@@ -1,0 +1,223 @@
+"""The wgmma product on the GPU: exact weights, whatever their bits, at every width, split and odd shape."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.gemm_instances import EXAMPLES
+from tests.kernels.matrices import Bits, all_patterns, few_exceptions, gaussian, half_zero, only_exceptions
+from wcodec.codec import encode
+from wcodec.cuda.device import device_info
+from wcodec.errors import WCodecError
+from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+POISON = 0x7FC1  # a NaN that no product gives
+WORKSPACE_BYTES = 64 << 20
+
+
+@pytest.fixture(autouse=True)
+def wgmma() -> None:
+    if not device_info(0).has_wgmma:
+        pytest.skip("the wgmma product needs compute capability 9.0")
+
+
+@functools.cache
+def workspace() -> Any:
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def bits_of(t: Any) -> Bits:
+    bits: Bits = t.view(torch.int16).cpu().numpy().view(np.uint16)
+    return bits
+
+
+def plain_bricks(bits: Bits) -> np.ndarray:
+    """Uncompressed bricks: fragment order, 2 bytes per weight, plane j = step j."""
+    rows, cols = (-(-n // 64) for n in bits.shape)
+    whole = np.zeros((rows * 64, cols * 64), np.uint16)
+    whole[: bits.shape[0], : bits.shape[1]] = bits
+    axes = whole.reshape(rows, 4, 2, 8, cols, 4, 2, 4, 2)  # tile, quarter, +8, g | tile, step, +8, t, pair
+    return np.ascontiguousarray(axes.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)).view(np.uint8).reshape(-1)
+
+
+class Matrix:
+    """A matrix on the GPU, packed and as uncompressed bricks of the same order."""
+
+    def __init__(self, bits: Bits) -> None:
+        self.bits = bits
+        self.rows, self.cols = bits.shape
+        packed = encode(bits, format="bf16-w12")
+        self._blobs = [torch.from_numpy(b.copy()).cuda() for b in (packed.blob, plain_bricks(bits))]
+        compressed, plain = (blob.data_ptr() for blob in self._blobs)
+        self.bricks = {
+            "bf16-w12": Bricks.of(packed, compressed),
+            "bf16": Bricks(plain, 0, (0, 0), self.rows, self.cols),
+        }
+
+    def product(self, config: GemmConfig, x: Any, bias: Any = None, **extra: int) -> Any:
+        """Run one instance into a poisoned output with a guard row and guard columns around."""
+        m = x.shape[0]
+        wide = torch.zeros(m, self.cols + -self.cols % 8, device="cuda", dtype=torch.bfloat16)
+        wide[:, : self.cols] = x  # rows start on 16 bytes
+        out = torch.empty(m + 1, self.rows + 3, device="cuda", dtype=torch.bfloat16)
+        out.view(torch.int16).fill_(POISON)
+        processors = device_info(0).multiprocessors
+        assert config.partial_bytes(self.rows, self.cols, m, processors) <= WORKSPACE_BYTES
+        run = Gemm(config, self.bricks[config.decoder], m, 0, processors, **extra)
+        run(
+            torch.cuda.current_stream().cuda_stream,
+            wide.data_ptr(),
+            wide.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+            partials=workspace().data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+        )
+        assert (out[m].view(torch.int16) == POISON).all()
+        assert (out[:, self.rows :].contiguous().view(torch.int16) == POISON).all()
+        assert not workspace().any()  # ready for the next launch
+        return out[:m, : self.rows].contiguous()
+
+
+def lone_patterns() -> Bits:
+    """Row r holds pattern r and zeros."""
+    bits = np.zeros((65536, 64), np.uint16)
+    rows = np.arange(65536)
+    bits[rows, rows * 37 % 64] = rows
+    return bits
+
+
+@functools.cache
+def matrix(name: str) -> Matrix:
+    return Matrix(
+        {
+            "patterns": all_patterns,
+            "lone patterns": lone_patterns,
+            "gaussian": lambda: gaussian(512, 1024),
+            "few": lambda: few_exceptions(192, 1024),
+            "half": lambda: half_zero(160, 960),
+            "only": lambda: only_exceptions(128, 1024),
+        }[name]()
+    )
+
+
+def served(config: GemmConfig, w: Matrix, m: int) -> bool:
+    """Whether an instance can run this product at all."""
+    try:
+        config.grid(w.rows, w.cols, m, device_info(0).multiprocessors)
+    except WCodecError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("weights", ["few", "half", "only"])
+def test_one_hot_tokens_read_every_weight_back(name: str, weights: str) -> None:
+    config, w = EXAMPLES[name], matrix(weights)
+    want = w.bits.T.copy()
+    want[want == 0x8000] = 0  # −0 + 0 is +0
+    for first in range(0, w.cols, config.tokens):
+        m = min(config.tokens, w.cols - first)
+        x = torch.zeros(m, w.cols, device="cuda", dtype=torch.bfloat16)
+        x[torch.arange(m), first + torch.arange(m)] = 1
+        assert (bits_of(w.product(config, x)) == want[first : first + m]).all()
+
+
+@pytest.mark.parametrize("name", ["wide tiles", "256 tokens, cluster of 2", "dealt evenly"])
+def test_all_patterns_reach_the_sum(name: str) -> None:
+    # One pattern per row beside zeros. NaN payloads do not survive a sum: see the dump below.
+    config, w = EXAMPLES[name], matrix("lone patterns")
+    if not served(config, w, config.tokens):
+        config = replace(config, split=1, cluster=False)
+    x = torch.ones(config.tokens, 64, device="cuda", dtype=torch.bfloat16)
+    got = bits_of(w.product(config, x))
+    want = np.arange(65536, dtype=np.uint16)
+    want[0x8000] = 0
+    nan = (want & 0x7FFF) > 0x7F80
+    assert (got[:, ~nan] == want[~nan]).all()
+    assert ((got[:, nan] & 0x7FFF) > 0x7F80).all()
+
+
+@pytest.mark.parametrize("weights", ["patterns", "few", "half", "only"])
+@pytest.mark.parametrize("row_groups", [1, 2])
+def test_a_registers_hold_the_original_bits(weights: str, row_groups: int) -> None:
+    # A debug instance writes the decoded A operand to `out`, as the N × K matrix it stands for.
+    w = matrix(weights)
+    config = GemmConfig(16, row_groups, 4, 2, 1)
+    out = torch.zeros(w.rows, w.cols, device="cuda", dtype=torch.bfloat16)
+    x = torch.zeros(16, w.cols, device="cuda", dtype=torch.bfloat16)
+    run = Gemm(config, w.bricks["bf16-w12"], 16, 0, device_info(0).multiprocessors, WC_DUMP=1)
+    run(torch.cuda.current_stream().cuda_stream, x.data_ptr(), w.cols, out.data_ptr(), w.cols)
+    assert (bits_of(out) == w.bits).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("weights", ["gaussian", "few", "half", "only"])
+def test_same_bits_as_uncompressed_bricks(name: str, weights: str) -> None:
+    config, w = EXAMPLES[name], matrix(weights)
+    plain = replace(config, decoder="bf16", stages=2)
+    torch.manual_seed(3)
+    for m in {config.tokens, config.tokens - 5}:
+        x = torch.randn(m, w.cols, device="cuda").bfloat16()
+        assert (bits_of(w.product(config, x)) == bits_of(w.product(plain, x))).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 15), (7, 17), (160, 232), (232, 160), (200, 1031), (1000, 72), (2304, 1090)]
+)
+def test_odd_shapes_and_numbers_of_tokens(name: str, rows: int, cols: int) -> None:
+    config = EXAMPLES[name]
+    w = Matrix(gaussian(rows, cols, seed=rows + cols))
+    exact = torch.from_numpy(w.bits.view(np.int16)).cuda().view(torch.bfloat16).double()
+    torch.manual_seed(rows)
+    bias = torch.randn(rows, device="cuda").bfloat16()
+    for m in (17, 33, 64, 65, 100, 128, 200, 256):
+        if not served(config, w, m):
+            continue
+        x = torch.randn(m, cols, device="cuda").bfloat16()
+        want = x.double() @ exact.T + bias.double()
+        got = w.product(config, x, bias).double()
+        limit = 2**-8 * want.abs() + 2**-16 * (x.double().abs() @ exact.abs().T)
+        assert ((got - want).abs() <= limit).all(), m
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_thousand_runs_give_the_same_bits(name: str) -> None:
+    config, w = EXAMPLES[name], matrix("few")
+    m = config.tokens
+    x = torch.randn(m, w.cols, device="cuda").bfloat16()
+    first = w.product(config, x).view(torch.int16)
+    run = Gemm(config, w.bricks[config.decoder], m, 0, device_info(0).multiprocessors)
+    out = torch.empty(m, w.rows, device="cuda", dtype=torch.bfloat16)
+    different = torch.zeros((), device="cuda", dtype=torch.int64)
+    for _ in range(1000):
+        out.view(torch.int16).fill_(POISON)
+        run(
+            torch.cuda.current_stream().cuda_stream,
+            x.data_ptr(),
+            w.cols,
+            out.data_ptr(),
+            w.rows,
+            partials=workspace().data_ptr(),
+        )
+        different += (out.view(torch.int16) != first).sum()
+    assert int(different) == 0
+
+
+def test_a_vocabulary_of_odd_size() -> None:
+    w = Matrix(gaussian(41387, 320, seed=9))
+    exact = torch.from_numpy(w.bits.view(np.int16)).cuda().view(torch.bfloat16).double()
+    for name in ("dealt evenly", "wide tiles, two bricks a stage"):
+        x = torch.randn(64, w.cols, device="cuda").bfloat16()
+        want = x.double() @ exact.T
+        error = (w.product(EXAMPLES[name], x).double() - want).norm() / want.norm()
+        assert error < 2e-3
