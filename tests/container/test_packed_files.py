@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -199,3 +200,10 @@ def test_any_file(tmp_path: Path, data: st.DataObject) -> None:
         reverse=data.draw(st.booleans()),
     )
     there_and_back(tmp_path, source, workers=data.draw(st.sampled_from([1, 2])))
+
+
+def test_many_tensors_take_linear_time(tmp_path: Path) -> None:
+    tensors = {f"layers.{i}.scale": ("F32", (1,), i.to_bytes(4, "little")) for i in range(30_000)}
+    begun = time.process_time()
+    there_and_back(tmp_path, build(tensors))
+    assert time.process_time() - begun < 40  # 6 s on an idle machine; a quadratic step alone took 25 s

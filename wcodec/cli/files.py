@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wcodec.cli.console import remark, size
+from wcodec.cli.console import remark
+from wcodec.units import percent, size
 
 if TYPE_CHECKING:
     from wcodec.container import Result
@@ -54,13 +55,12 @@ def weight_bytes(path: Path) -> int:
         return 0
 
 
-def report(result: Result, *, quiet: bool) -> None:
+def report(result: Result, packed_bytes: int, original_bytes: int, *, quiet: bool) -> None:
     """Print what was done in one line, and remarks to stderr."""
     for note in result.notes:
         remark(note, quiet=quiet)
     files = f"{result.files} files, " if result.files != 1 else ""
-    small, large = sorted((result.bytes_in, result.bytes_out))
-    share = f"{100 * small / large:.1f} %" if large else "–"
+    share = percent(packed_bytes / original_bytes)
     click.echo(
         f"{result.destination}: {size(result.bytes_in)} → {size(result.bytes_out)} ({share}), {files}"
         f"{result.packed_tensors} of {result.tensors} tensors packed, {result.seconds:.1f} s"

@@ -71,4 +71,4 @@ def command(
             how["executor"] = stack.enter_context(dask_executor(dask))
         how["advance"] = stack.enter_context(progress("pack", weight_bytes(src), quiet=quiet))
         result = pack_directory(src, dst, **how) if src.is_dir() else pack_file(src, dst, **how)
-    report(result, quiet=quiet)
+    report(result, result.bytes_out, result.bytes_in, quiet=quiet)

@@ -33,4 +33,4 @@ def command(src: Path, dst: Path, force: bool, workers: int | None, quiet: bool)
     unpack = unpack_directory if src.is_dir() else unpack_file
     with leaving_nothing(), progress("unpack", original_bytes(src), quiet=quiet) as advance:
         result = unpack(src, dst, force=force, workers=workers, advance=advance)
-    report(result, quiet=quiet)
+    report(result, result.bytes_in, result.bytes_out, quiet=quiet)

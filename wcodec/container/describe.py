@@ -13,7 +13,7 @@ from wcodec.container.manifest import MANIFEST_NAME, Manifest
 from wcodec.container.packedfile import PackedFile
 from wcodec.container.record import RECORD_NAME
 from wcodec.dtypes import DTYPES, numel
-from wcodec.readers import open_source, parse_header
+from wcodec.readers import open_source
 
 SCHEMA = "wcodec.info/1"
 
@@ -139,20 +139,18 @@ def describe(path: str | os.PathLike[str]) -> Description:
     if path.is_dir() and (path / MANIFEST_NAME).exists():
         names = [name for name, facts in Manifest.read(path).files.items() if facts.kind == "packed"]
         return _packed(path, "packed directory", {name: PackedFile(path / name) for name in names})
-    if _is_packed(path):
-        return _packed(path, "packed file", {path.name: PackedFile(path)})
     with open_source(path) as source:
+        if (
+            source.kind == "safetensors"
+            and path.is_file()
+            and RECORD_NAME in {t.name for t in source.tensors}
+        ):
+            return _packed(path, "packed file", {path.name: PackedFile(path)})
         tensors = [
             TensorFacts(t.name, t.file.name, "stored", t.dtype, t.shape, t.nbytes, t.nbytes, None)
             for t in source.tensors
         ]
         return Description(path, source.kind, tensors, [])
-
-
-def _is_packed(path: Path) -> bool:
-    if path.suffix != ".safetensors" or not path.is_file():
-        return False
-    return any(entry.name == RECORD_NAME for entry in parse_header(path).entries)
 
 
 def _packed(path: Path, kind: str, files: dict[str, PackedFile]) -> Description:

@@ -33,6 +33,8 @@ def check_file(source: Path, destination: Path, *, force: bool) -> None:
     if os.path.lexists(destination):
         if destination.is_dir() and not destination.is_symlink():
             raise WCodecError("is a folder", file=destination, mend="name the file to write")
+        if destination.exists() and not destination.is_file():  # a device or a pipe: a rename would remove it
+            raise WCodecError("is no regular file", file=destination, mend="choose another name")
         if not force:
             raise WCodecError("already exists", file=destination, mend=_FORCE)
 

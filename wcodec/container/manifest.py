@@ -78,7 +78,9 @@ class Manifest:
         }
         text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
         with replace_file(folder / MANIFEST_NAME, overwrite=True) as out:
-            out.write_at(0, text.encode())
+            out.write_at(
+                0, text.encode(errors="backslashreplace")
+            )  # names that are not UTF-8, as JSON escapes
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -106,6 +106,7 @@ class PackedFile:
             ours = {entry.name for entry in self.source.entries}
             name = next(name for name in stored if name not in ours)
             raise MalformedError("is not a tensor of the source", file=self.path, tensor=name)
+        self._head = len(self.source.raw).to_bytes(8, "little") + self.source.raw
         self._starts = [self.source.data_start + part.entry.begin for part in self.parts]
 
     def _bytes(self, entry: Entry) -> U8:
@@ -161,16 +162,15 @@ class PackedFile:
         return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint8)])
 
     def _pieces(self, start: int, stop: int) -> Iterator[U8]:
-        head = len(self.source.raw).to_bytes(8, "little") + self.source.raw
-        if start < len(head):
-            yield np.frombuffer(head[start:stop], dtype=np.uint8)
+        if start < len(self._head):
+            yield np.frombuffer(self._head[start:stop], dtype=np.uint8)
         index = max(bisect.bisect_right(self._starts, start) - 1, 0)
-        for part, at in zip(self.parts[index:], self._starts[index:], strict=True):
-            if at >= stop:
-                break
+        while index < len(self.parts) and self._starts[index] < stop:
+            part, at = self.parts[index], self._starts[index]
             first, last = max(start - at, 0), min(stop - at, part.nbytes)
             if first < last:
                 yield self.read_part(part, first, last)
+            index += 1
         tail = self.source.data_end
         if stop > tail:
             yield np.frombuffer(self.record.trailing[max(start - tail, 0) : stop - tail], dtype=np.uint8)
