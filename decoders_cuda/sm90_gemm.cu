@@ -1,23 +1,25 @@
-// out = x · Wᵀ (+ bias) for 17 … 256 tokens per tile, W in bricks, decoded into the register operand of wgmma.
+// out = x · Wᵀ (+ bias) for 16 … 256 tokens per tile, W in bricks, decoded into the register operand of wgmma.
 //
 // Tile      64 · WC_ROW_GROUPS rows × WC_TOKENS tokens; wgmma m64 nTOKENS k16, weights as A (registers), tokens as B.
-// Roles     WC_ROW_GROUPS · WC_COLUMN_GROUPS consumer warpgroups; behind them the producer's, one lane of which drives
-//           the copy engine. A row group is one row tile; with two column groups (WC_STAGE_BRICKS 2) each takes every
-//           second brick, which halves the latency of decoding, and they add up in shared memory.
+// Roles     WC_ROW_GROUPS · WC_COLUMN_GROUPS consumer warpgroups; behind them the producer's, one lane of which
+//           drives the copy engine. A row group is one row tile; with two column groups (WC_STAGE_BRICKS 2) each takes
+//           every second brick, which halves the latency of decoding, and they add up in shared memory.
 // Stage     WC_STAGE_BRICKS · 64 columns: WC_TOKENS × 128 bytes of tokens per brick under the 128-byte swizzle (TMA,
 //           zeros outside x), WC_ROW_GROUPS contiguous runs of bricks (bulk copies). Shared memory: WC_STAGES stages,
 //           1,536 bytes per consumer warp for overflow and epilogue, mail of column groups and cluster, barriers.
 // Work      a *unit* is one stage of one tile. WC_SPLIT ≥ 1: each tile's units go to WC_SPLIT CTAs, each of which sums
-//           and stores its share of the tokens. WC_SPLIT = 0: the units of all tiles, in order, are dealt evenly to the
-//           CTAs; the CTA that holds a tile's first unit sums and stores it.
-// Sums      in FP32, in a fixed order: equal inputs give equal bits. WC_CLUSTER 0: exchanged through L2, 1: the CTAs of
-//           a tile are a cluster and exchange through shared memory.
+//           and stores its share of the tokens. WC_SPLIT = 0: the units of all tiles, in order, are dealt evenly to
+//           the CTAs; the CTA that holds a tile's first unit sums and stores it.
+// Sums      in FP32, in a fixed order: equal inputs give equal bits. WC_CLUSTER 0: exchanged through L2, 1: the CTAs
+//           of a tile are a cluster and exchange through shared memory.
 //
-// Macros    as above, and WC_CTAS_PER_SM resident CTAs per SM; WC_SHARED_BYTES as the host computes it; WC_DECODER 0 `bf16-w12`, 1 uncompressed bricks; WC_PDL 1
-//           for a programmatic dependent launch. For experiments: WC_ABLATE, bits 1 no decode, 2 no MMA, 4 no token
-//           copies, 8 no weight copies (results are wrong); WC_TIMELINE 1 stamps %globaltimer;
-//           WC_DUMP 1 (WC_SPLIT 1) writes the decoded A registers, as the N × K matrix they stand for.
-// Grid      WC_SPLIT ≥ 1: tiles · WC_SPLIT. WC_SPLIT = 0: any number of CTAs that are all resident, at most the units.
+// Macros    as above; WC_CTAS_PER_SM resident CTAs per SM; WC_SHARED_BYTES as the host computes it; WC_DECODER 0
+//           `bf16-w12`, 1 uncompressed bricks; WC_PDL 1 for a programmatic dependent launch. For experiments:
+//           WC_ABLATE, bits 1 no decode, 2 no MMA, 4 no token copies, 8 no weight copies (results are wrong);
+//           WC_TIMELINE 1 stamps %globaltimer; WC_DUMP 1 (WC_SPLIT 1) writes the decoded A registers, as the N × K
+//           matrix they stand for.
+// Grid      WC_SPLIT ≥ 1: tiles · WC_SPLIT, the CTAs of one tile resident at once. WC_SPLIT = 0: any number of CTAs
+//           that are all resident, at most the units.
 // Partials  zero before the first launch, zero after every launch; never shared by launches that can overlap.
 #include "sm90_gemm_parts.cuh"
 
@@ -205,7 +207,8 @@ struct Producer {
         if (WC_ABLATE & 8) return;
         WC_UNROLL
         for (u32 g = 0; g < kRowGroups; ++g) {
-            bulk_copy(smem + kBrickArea + (stage * kRowGroups + g) * kBricksBytes, source[g], bytes, barrier, kEvictFirst);
+            const u32 to = smem + kBrickArea + (stage * kRowGroups + g) * kBricksBytes;
+            bulk_copy(to, source[g], bytes, barrier, kEvictFirst);
         }
     }
 
@@ -215,8 +218,9 @@ struct Producer {
         WC_UNROLL
         for (u32 b = 0; b < kStageBricks; ++b) {
             if (b >= bricks) break;
-            tensor_copy(smem + kTokenArea + (stage * kStageBricks + b) * kBoxBytes, args.x, (unit * kStageBricks + b) * 64,
-                        token, full_barrier(smem, stage), kEvictLast);
+            const u32 to = smem + kTokenArea + (stage * kStageBricks + b) * kBoxBytes;
+            const u32 column = (unit * kStageBricks + b) * 64;
+            tensor_copy(to, args.x, column, token, full_barrier(smem, stage), kEvictLast);
         }
     }
 };
@@ -266,7 +270,8 @@ struct Consumer {
     WC_DEVICE void step(float (&acc)[kTokens / 2], u32 (&a)[16], u32 sub) {
         if constexpr (kNewStage) barrier_wait(full_barrier(smem, slot.stage), slot.parity);
         if (WC_TIMELINE && !holding && threadIdx.x == 0) stamp(args, kFirstStage);
-        const u32 brick = smem + kBrickArea + (slot.stage * kRowGroups + row_group()) * kBricksBytes + sub * Decoder::kBrickBytes;
+        const u32 bricks = smem + kBrickArea + (slot.stage * kRowGroups + row_group()) * kBricksBytes;
+        const u32 brick = bricks + sub * Decoder::kBrickBytes;
         if (!(WC_ABLATE & 1)) args.decoder.load(a, brick, staging(), warp % 4, lane);
         const u64 b = wgmma_descriptor(smem + kTokenArea + (slot.stage * kStageBricks + sub) * kBoxBytes);
         if (!(WC_ABLATE & 2)) {
@@ -358,7 +363,8 @@ WC_DEVICE void collect_all(float (&acc)[kTokens / 2], const Mail& mail, u32 offs
         }
     }
     if constexpr (kRest != 0) {
-        mail.template collect<kBoxes, kRest>(acc + 4 * (kFirst + kFull * kFit), offset + kFull * kFit * kBlockBytes, stride);
+        constexpr u32 kDone = kFull * kFit;
+        mail.template collect<kBoxes, kRest>(acc + 4 * (kFirst + kDone), offset + kDone * kBlockBytes, stride);
     }
 }
 
@@ -380,7 +386,9 @@ WC_DEVICE void expect_mail(const Consumer& c) {
         constexpr u32 kFit = kLettersInFlight / kPeers ? kLettersInFlight / kPeers : 1;
         const u32 last = (count < kFit ? count : kFit) - 1;
         const GlobalMail mail = mail_of(c, static_cast<u64>(blockIdx.x) * kPeers);
-        if (c.lane < kPeers) prefetch_l2(mail.mailbox + c.lane * kLetterBytes + last * kBlockBytes + (31 - c.lane) * 16);
+        if (c.lane < kPeers) {
+            prefetch_l2(mail.mailbox + c.lane * kLetterBytes + last * kBlockBytes + (31 - c.lane) * 16);
+        }
     }
 }
 #endif
@@ -428,7 +436,8 @@ WC_DEVICE void finish_share(const Consumer& c, float (&acc)[kTokens / 2], Place 
 }
 
 #if !WC_CLUSTER
-// WC_SPLIT = 0: a tile that begins in another CTA is posted whole; one that begins here and ends in later CTAs is summed.
+// WC_SPLIT = 0: a tile that begins in another CTA is posted whole; one that begins here and ends in later CTAs is
+// summed.
 WC_DEVICE void finish_stream(const Consumer& c, float (&acc)[kTokens / 2], Place place, Range k) {
     const GlobalMail mail = mail_of(c, 0);
     if (k.begin != 0) {
@@ -485,7 +494,8 @@ WC_DEVICE void consume(const Arguments& args, u32 smem, Range range, u32 warp, u
     for (u32 u = range.begin; u < range.end;) {
         const u32 tile = u / units, begin = u - tile * units;
         const u32 end = begin + range.end - u < units ? begin + range.end - u : units;
-        const u32 bricks = (args.k_bricks < end * kStageBricks ? args.k_bricks : end * kStageBricks) - begin * kStageBricks;
+        const u32 last = args.k_bricks < end * kStageBricks ? args.k_bricks : end * kStageBricks;
+        const u32 bricks = last - begin * kStageBricks;
         const u32 row = (tile / args.token_tiles * kRowGroups + c.row_group()) * 64 + warp % 4 * 16;
         const u32 token = tile % args.token_tiles * kTokens + c.column_group() * kOwn * 8;
         const Place place{tile, row, token};
