@@ -13,9 +13,9 @@ import pytest
 from tests.container.weightfiles import gaussian, mixed, outliers, write
 from wcodec.container import (
     PackedFile,
-    directory,
     pack_directory,
     pack_file,
+    shards,
     unpack_directory,
     verify_directory,
 )
@@ -119,7 +119,7 @@ def test_a_rerun_skips_what_is_done(tmp_path: Path, model: Path, monkeypatch: py
         packed.append(source.name)
         return pack_file(source, target, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(directory, "pack_file", counting)
+    monkeypatch.setattr(shards, "pack_file", counting)
     with pytest.raises(KeyboardInterrupt):
         pack_directory(model, tmp_path / "packed", workers=1)
     assert names(tmp_path) == {"hub", ".packed.wcodec-part"}
@@ -129,7 +129,7 @@ def test_a_rerun_skips_what_is_done(tmp_path: Path, model: Path, monkeypatch: py
     seen = []
     packed.clear()
     monkeypatch.setattr(
-        directory, "pack_file", lambda s, t, **how: (seen.append(s.name), pack_file(s, t, **how))[1]
+        shards, "pack_file", lambda s, t, **how: (seen.append(s.name), pack_file(s, t, **how))[1]
     )
     done: list[int] = []
     result = pack_directory(model, tmp_path / "packed", workers=1, advance=done.append)
@@ -287,6 +287,6 @@ def test_two_runs_at_once(tmp_path: Path, model: Path, monkeypatch: pytest.Monke
             pack_directory(model, tmp_path / "packed")
         return pack_file(*args, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(directory, "pack_file", rival)
+    monkeypatch.setattr(shards, "pack_file", rival)
     pack_directory(model, tmp_path / "packed", workers=1)
     assert verify_directory(tmp_path / "packed", against=model).exact

@@ -10,10 +10,10 @@ import pytest
 from tests.container.weightfiles import build, gaussian, mixed, noise, outliers, write
 from wcodec.container import (
     PackedFile,
-    directory,
     pack_directory,
     pack_file,
     packedfile,
+    shards,
     unpack_directory,
     unpack_file,
     verify_directory,
@@ -149,7 +149,7 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(source.name)
         return pack_file(source, target, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(directory, "pack_file", failing)
+    monkeypatch.setattr(shards, "pack_file", failing)
     with pytest.raises(KeyboardInterrupt):
         pack_directory(tmp_path / "stored", tmp_path / "again", workers=1)
     with pytest.raises(KeyboardInterrupt):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,12 @@ from wcodec.container.atomic import (
 from wcodec.container.destination import check_folder
 from wcodec.container.manifest import MANIFEST_NAME, FileFacts, Manifest, file_digest
 from wcodec.container.packedfile import PackedFile
-from wcodec.container.pipeline import Advance, default_workers
+from wcodec.container.pipeline import Advance
 from wcodec.container.results import Result, Verdict
-from wcodec.container.tree import list_files, rewritten
-from wcodec.container.unpack import unpack_file, verify_file
-from wcodec.container.writer import open_source, pack_file
-from wcodec.dtypes import numel
+from wcodec.container.shards import pack_shard, run_shards, unpack_shard
+from wcodec.container.tree import is_rewritable, list_files, rewritten
+from wcodec.container.unpack import verify_file
+from wcodec.container.writer import open_source
 from wcodec.errors import MismatchError, UnsupportedError, WCodecError
 
 _WEIGHTS = ".safetensors"
@@ -105,11 +104,11 @@ def pack_directory(
             manifest.write(part)
 
         tasks = {
-            name: partial(_pack_shard, files[name], part / name, manifest.files.get(name), profile=profile)
+            name: partial(pack_shard, files[name], part / name, manifest.files.get(name), profile=profile)
             for name in shards
         }
         _prepare(part, files)
-        _run(tasks, done, workers=workers, executor=executor, advance=advance)
+        run_shards(tasks, done, workers=workers, executor=executor, advance=advance)
         stored = {name: _tensor_bytes(part / name) for name in shards}
         packed = any(result.packed_tensors for result in results.values())
         for name, path in files.items():
@@ -150,11 +149,11 @@ def unpack_directory(
         _prepare(part, dict.fromkeys(manifest.files, source))
         results: dict[str, Result] = {}
         tasks = {
-            name: partial(_unpack_shard, source / name, part / name, facts)
+            name: partial(unpack_shard, source / name, part / name, facts)
             for name, facts in manifest.files.items()
             if facts.kind == "packed"
         }
-        _run(tasks, results.__setitem__, workers=workers, executor=executor, advance=advance)
+        run_shards(tasks, results.__setitem__, workers=workers, executor=executor, advance=advance)
         for name, facts in manifest.files.items():
             if facts.original is not None:
                 with replace_file(part / name, mode=(source / name).stat().st_mode, overwrite=True) as out:
@@ -284,60 +283,6 @@ def _prepare(part: Path, files: dict[str, Path]) -> None:
             (part / name).parent.mkdir(parents=True, exist_ok=True)
 
 
-def _pack_shard(
-    source: Path,
-    target: Path,
-    before: FileFacts | None,
-    *,
-    profile: str,
-    workers: int | None,
-    advance: Advance | None = None,
-) -> Result:
-    """Pack one shard, unless it is there already."""
-    if before is not None and before.kind == "packed" and target.is_file():
-        with contextlib.suppress(WCodecError):
-            packed = PackedFile(target)
-            same = before.digest == packed.record.digest and before.stored_bytes == packed.header.file_size
-            if same and _original_digest(source) == (before.nbytes, before.digest):
-                if advance is not None:
-                    advance(before.nbytes)
-                return _result(packed, source, target)
-    return pack_file(source, target, profile=profile, force=True, workers=workers, advance=advance)
-
-
-def _original_digest(source: Path) -> tuple[int, bytes]:
-    """Size and digest of a shard, or of the file that a packed shard was made from."""
-    with contextlib.suppress(UnsupportedError):
-        packed = PackedFile(source)
-        return packed.size, packed.record.digest
-    return file_digest(source)
-
-
-def _result(packed: PackedFile, source: Path, target: Path) -> Result:
-    """What packing `source` to the existing file `target` returned."""
-    return Result(
-        source,
-        target,
-        files=1,
-        tensors=len(packed.parts),
-        packed_tensors=sum(part.packed is not None for part in packed.parts),
-        weights=sum(numel(part.entry.shape) for part in packed.parts),
-        bytes_in=packed.size,
-        bytes_out=packed.header.file_size,
-        digest=packed.record.digest,
-        seconds=0.0,
-    )
-
-
-def _unpack_shard(
-    source: Path, target: Path, facts: FileFacts, *, workers: int | None, advance: Advance | None = None
-) -> Result:
-    result = unpack_file(source, target, force=True, workers=workers, advance=advance)
-    if result.digest != facts.digest:
-        raise MismatchError("holds another file than the manifest says", file=source)
-    return result
-
-
 def _copy_checked(source: Path, target: Path, facts: FileFacts) -> None:
     if copy_file(source, target, overwrite=True) != (facts.nbytes, facts.digest):
         raise _changed(source)
@@ -355,7 +300,7 @@ def _place_other(
     `original` is its text where `source` has rewritten it already.
     """
     text = original
-    if text is None and name.endswith(".json"):
+    if text is None and is_rewritable(name):
         with naming(source, "read"):
             text = source.read_bytes()
     new = rewritten(name, text, stored, packed=packed) if text else None
@@ -368,65 +313,6 @@ def _place_other(
     if new is None:
         return FileFacts("copied", len(text), bits.digest(text), len(text))
     return FileFacts("rewritten", len(text), bits.digest(text), len(new), text, bits.digest(new))
-
-
-def _run(
-    tasks: Mapping[str, Callable[..., Result]],
-    done: Callable[[str, Result], None],
-    *,
-    workers: int | None,
-    executor: Executor | None,
-    advance: Advance | None,
-) -> None:
-    """Run one task per shard and report each as it ends; the first error stops the others."""
-    if executor is not None:
-        # Dask's submit has a parameter `workers` of its own: ours must not meet it.
-        futures = {executor.submit(partial(task, workers=workers)): name for name, task in tasks.items()}
-        try:
-            _collect(futures, done, advance)
-        except BaseException:
-            wait([future for future in futures if not future.cancel()])
-            raise
-        return
-    workers = default_workers() if workers is None else workers
-    threads = max(1, min(workers, len(tasks)))
-    if threads == 1:
-        for name, task in tasks.items():
-            done(name, task(workers=workers, advance=advance))
-        return
-    stop = threading.Event()
-
-    def step(nbytes: int) -> None:
-        if stop.is_set():
-            raise _StoppedError
-        if advance is not None:
-            advance(nbytes)
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="wcodec-shard") as pool:
-        try:
-            futures = {
-                pool.submit(task, workers=max(1, workers // threads), advance=step): name
-                for name, task in tasks.items()
-            }
-            _collect(futures, done, None)
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def _collect(
-    futures: dict[Future[Result], str], done: Callable[[str, Result], None], advance: Advance | None
-) -> None:
-    for future in as_completed(futures):
-        result = future.result()
-        done(futures[future], result)
-        if advance is not None:
-            advance(result.bytes_in)
-
-
-class _StoppedError(Exception):
-    """Another shard failed or the user interrupted: leave, removing the temp file on the way."""
 
 
 def _total(source: Path, destination: Path, results: Any, begun: float, notes: Sequence[str]) -> Result:

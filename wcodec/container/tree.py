@@ -67,6 +67,11 @@ def _walk(
             raise WCodecError("is neither a file nor a folder", file=path, mend="remove it")
 
 
+def is_rewritable(name: str) -> bool:
+    """Whether the file called `name` may have to change with the weights."""
+    return name == _CONFIG_NAME or name.endswith(_INDEX_SUFFIX)
+
+
 def rewritten(name: str, text: bytes, stored: Mapping[str, int], *, packed: bool) -> bytes | None:
     """The text of a file as it has to read beside packed weights; None where it stays.
 
