@@ -68,6 +68,9 @@ WC_HOST_DEVICE u32 funnel_right(u32 lo, u32 hi, u32 shift) {
 
 #if defined(__CUDACC__)
 
+// The CTA's dynamic shared memory, as bytes.
+#define WC_SHARED_MEMORY(name) extern __shared__ __align__(128) wc::u8 name[]
+
 // 16 bytes that are read once: they bypass L1. `p` is 16-byte aligned.
 WC_DEVICE u32x4 load_once(const void* p) {
     u32x4 v;
@@ -118,6 +121,11 @@ WC_DEVICE u32 load_smem_word(u32 address) {
 WC_DEVICE void copy_async(u32 smem, const void* global, bool valid = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
+}
+
+// A float into the shared memory of another CTA of the cluster (sm_90 and newer).
+WC_DEVICE void store_cluster(u32 remote, float v) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
 }
 
 // Named barrier `id` (1 … 15) for kThreads threads of the CTA.

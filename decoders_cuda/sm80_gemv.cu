@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     sm80_gemv(const u8* __restrict__ bricks, const u32* __restrict__ overflow, u32 table_lo, u32 table_hi,
               const u16* __restrict__ x, u32 ldx, const u16* __restrict__ bias, Out* __restrict__ out, u32 ldo, u32 rows,
               u32 cols, u32 tokens) {
-    extern __shared__ __align__(128) u8 smem[];
+    WC_SHARED_MEMORY(smem);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 tile = blockIdx.x / kSplit, rank = blockIdx.x % kSplit;
     const u32 own_group = warp / kRowWarps, row_warp = warp % kRowWarps;
@@ -288,8 +288,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     WC_NO_UNROLL
     for (u32 i = threadIdx.x; i < kOutputs; i += kThreads) {
         const u32 owner = i / kShare;
-        gemv::store_cluster(cluster_address(shared + kExchangeOffset + (rank * kShare + i - owner * kShare) * 4, owner),
-                      own_sum(i));
+        const u32 place = shared + kExchangeOffset + (rank * kShare + i - owner * kShare) * 4;
+        store_cluster(cluster_address(place, owner), own_sum(i));
     }
     cluster_arrive_release();  // with the sums just handed over
     cluster_wait();

@@ -54,12 +54,5 @@ struct Bf16 {
     }
 };
 
-#if WC_SPLIT > 1
-// A float into the shared memory of a CTA of this cluster.
-WC_DEVICE void store_cluster(u32 remote, float v) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
-}
-#endif
-
 }  // namespace gemv
 }  // namespace wc

@@ -41,8 +41,9 @@ class HostKernel:
         source, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
         source.write_text(
             f'#include "{header}"\n#include "{name}.cu"\n'
+            "#ifndef SIMT_LAUNCH\n#define SIMT_LAUNCH simt::launch\n#endif\n"
             'extern "C" void launch(unsigned grid, unsigned block, void** args)'
-            f" {{ simt::launch({name}, grid, block, args); }}\n"
+            f" {{ SIMT_LAUNCH({name}, grid, block, args); }}\n"
         )
         macros = [f"-D{key}={value}" for key, value in defines.items()]
         command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-w"]

@@ -1,5 +1,5 @@
 // simt.hpp and what the small-m product uses besides: dynamic shared memory, asynchronous copies, ldmatrix, mma.sync,
-// named barriers. Copies land when their group is waited for and not before, so that a missing wait shows.
+// named barriers, clusters. Copies land when their group is waited for and not before, so that a missing wait shows.
 #pragma once
 
 #include "simt.hpp"
@@ -7,13 +7,24 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
-#undef __shared__
-#define __shared__
-#define __align__(n)
+#ifndef WC_SPLIT
+#define WC_SPLIT 1
+#endif
+#define WC_SHARED_MEMORY(name) wc::u8* const name = simt::memory()
+#define SIMT_LAUNCH simt::launch_clusters
 
-alignas(128) inline unsigned char smem[227 << 10];
+// Ours stand in for these.
+#define cluster_address ptx_cluster_address
+#define cluster_arrive_relaxed ptx_cluster_arrive_relaxed
+#define cluster_arrive_release ptx_cluster_arrive_release
+#define cluster_wait ptx_cluster_wait
+#include "ptx_sm90.cuh"
+#undef cluster_address
+#undef cluster_arrive_relaxed
+#undef cluster_arrive_release
+#undef cluster_wait
 
 namespace simt {
 
@@ -26,8 +37,16 @@ struct Copy {
 inline thread_local std::deque<std::vector<Copy>> groups;
 inline thread_local std::vector<Copy> open_group;
 inline std::mutex named_lock;
-// By id and threads: libraries of other instances in this process share this variable.
-inline std::map<std::pair<unsigned, unsigned>, std::unique_ptr<std::barrier<>>> named;
+// By CTA, id and threads: libraries of other instances in this process share this variable.
+inline std::map<std::tuple<unsigned, unsigned, unsigned>, std::unique_ptr<std::barrier<>>> named;
+
+constexpr unsigned kMemoryBytes = 227 << 10, kRankShift = 24;
+alignas(128) inline unsigned char cluster_memory[8][kMemoryBytes];
+inline thread_local unsigned rank;
+inline thread_local std::barrier<>* cluster;
+inline thread_local std::unique_ptr<std::barrier<>::arrival_token> arrival;
+
+inline unsigned char* memory() { return cluster_memory[rank]; }
 
 // What each lane puts in, readable by all until the function returns.
 template <class T, class Use>
@@ -56,7 +75,7 @@ inline float bf16_value(unsigned bits) {
 template <class T>
 T at(unsigned address) {
     T v;
-    std::memcpy(&v, smem + address, sizeof v);
+    std::memcpy(&v, memory() + address, sizeof v);
     return v;
 }
 
@@ -78,7 +97,7 @@ namespace wc {
 template <class T>
 void keep(T&) {}
 
-inline u32 smem_address(const void* p) { return static_cast<u32>(static_cast<const u8*>(p) - smem); }
+inline u32 smem_address(const void* p) { return static_cast<u32>(static_cast<const u8*>(p) - simt::memory()); }
 inline u32x4 load_smem(u32 address) { return simt::at<u32x4>(address); }
 inline u32 load_smem_word(u32 address) { return simt::at<u32>(address); }
 inline u32 load_once_word(const void* p) {
@@ -97,9 +116,9 @@ void copy_wait() {
     for (; simt::groups.size() > kPending; simt::groups.pop_front()) {
         for (const simt::Copy& copy : simt::groups.front()) {
             if (copy.valid) {
-                std::memcpy(smem + copy.to, copy.from, 16);
+                std::memcpy(simt::memory() + copy.to, copy.from, 16);
             } else {
-                std::memset(smem + copy.to, 0, 16);
+                std::memset(simt::memory() + copy.to, 0, 16);
             }
         }
     }
@@ -110,12 +129,22 @@ void barrier_sync(u32 id) {
     std::barrier<>* barrier;
     {
         const std::lock_guard<std::mutex> guard(simt::named_lock);
-        auto& slot = simt::named[{id, kThreads}];
+        auto& slot = simt::named[{simt::rank, id, kThreads}];
         if (!slot) slot = std::make_unique<std::barrier<>>(kThreads);
         barrier = slot.get();
     }
     barrier->arrive_and_wait();
 }
+
+inline u32 cluster_address(u32 address, u32 rank) { return address | rank << simt::kRankShift; }
+inline void store_cluster(u32 remote, float v) {
+    std::memcpy(simt::cluster_memory[remote >> simt::kRankShift] + (remote & ((1u << simt::kRankShift) - 1)), &v, 4);
+}
+inline void cluster_arrive_release() {
+    simt::arrival = std::make_unique<std::barrier<>::arrival_token>(simt::cluster->arrive());
+}
+inline void cluster_arrive_relaxed() { cluster_arrive_release(); }
+inline void cluster_wait() { simt::cluster->wait(std::move(*simt::arrival)); }
 
 inline void ldmatrix_x4(u32 (&d)[4], u32 address) {
     simt::exchange(address, [&](const std::vector<u32>& rows) {
@@ -149,3 +178,35 @@ inline u16 bf16(float v) {
 inline float f32_from_bf16(u16 bits) { return simt::bf16_value(bits); }
 
 }  // namespace wc
+
+namespace simt {
+
+// As `launch`, with the WC_SPLIT blocks of a cluster at a time.
+template <class... Args>
+void launch_clusters(void (*kernel)(Args...), unsigned grid, unsigned threads, void** args) {
+    gridDim.x = grid;
+    blockDim.x = threads;
+    std::barrier<> together(WC_SPLIT * threads), end(WC_SPLIT * threads);
+    std::vector<std::unique_ptr<std::barrier<>>> whole;
+    for (unsigned r = 0; r < WC_SPLIT; ++r) whole.push_back(std::make_unique<std::barrier<>>(threads));
+    const std::unique_ptr<Warp[]> warps(new Warp[WC_SPLIT * threads / 32]);
+    std::vector<std::thread> pool;
+    for (unsigned id = 0; id < WC_SPLIT * threads; ++id) {
+        pool.emplace_back([&, id] {
+            rank = id / threads;
+            threadIdx.x = id % threads;
+            lane = id % 32;
+            warp = &warps[id / 32];
+            block = whole[rank].get();
+            cluster = &together;
+            for (unsigned first = 0; first < grid; first += WC_SPLIT) {
+                blockIdx.x = first + rank;
+                call(kernel, args, std::index_sequence_for<Args...>());
+                end.arrive_and_wait();
+            }
+        });
+    }
+    for (std::thread& thread : pool) thread.join();
+}
+
+}  // namespace simt

@@ -29,6 +29,8 @@ CONFIGS = {
     "16 tokens, registers": GemvConfig(16, 2, 1, 2, 2, True, 1),
     "24 tokens, shared": GemvConfig(24, 2, 1, 2, 2, False, 1),
     "32 tokens, shared": GemvConfig(32, 2, 4, 1, 2, False, 1),
+    "16 tokens, split in 2": GemvConfig(16, 2, 2, 1, 2, False, 1, 2),
+    "32 tokens, split in 3": GemvConfig(32, 1, 2, 2, 2, False, 1, 3),
     "32 tokens, 128 rows": GemvConfig(32, 1, 4, 2, 2, False, 1),
 }
 
