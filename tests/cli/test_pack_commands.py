@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from tests.container.weightfiles import gaussian, mixed, write
 from wcodec.cli import main
+from wcodec.container import shards
+from wcodec.errors import WCodecError
 
 
 def run(*args: object) -> Result:
@@ -59,6 +61,29 @@ def test_a_directory(tmp_path: Path) -> None:
     assert run("verify", tmp_path / "packed", "--against", folder).exit_code == 0
     assert run("unpack", tmp_path / "packed", tmp_path / "back").exit_code == 0
     assert (tmp_path / "back" / "1.safetensors").read_bytes() == (folder / "1.safetensors").read_bytes()
+
+
+def test_an_interrupted_directory_says_what_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for i in range(2):
+        write(folder / f"{i}.safetensors", mixed(i))
+    packed = shards.pack_file
+
+    def full(source: Path, target: Path, **how: object) -> object:
+        if source.name == "1.safetensors":
+            raise WCodecError("cannot write: No space left on device", file=target)
+        return packed(source, target, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shards, "pack_file", full)
+    done = run("pack", folder, tmp_path / "p", "--workers", "1")
+    assert done.exit_code == 2
+    kept, error = done.stderr.splitlines()
+    assert ".p.wcodec-part; the same command goes on" in kept
+    assert "No space left" in error
+    monkeypatch.undo()
+    assert run("pack", folder, tmp_path / "p").exit_code == 0
+    assert names(tmp_path) == {"model", "p"}
 
 
 def test_the_storage_profile_and_back(tmp_path: Path, source: Path) -> None:

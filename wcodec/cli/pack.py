@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from wcodec.cli.console import progress, quiet_option
+from wcodec.cli.console import progress, quiet_option, remark
 from wcodec.cli.files import (
     force_option,
     leaving_nothing,
@@ -59,6 +60,7 @@ def command(
     that was interrupted goes on where it stopped when the same command runs again.
     """
     from wcodec.container import pack_directory, pack_file
+    from wcodec.container.atomic import part_path
 
     if dask is not None and not src.is_dir():
         raise click.UsageError("--dask spreads the files of a directory; SRC is none")
@@ -70,5 +72,13 @@ def command(
 
             how["executor"] = stack.enter_context(dask_executor(dask))
         how["advance"] = stack.enter_context(progress("pack", weight_bytes(src), quiet=quiet))
+        if src.is_dir():
+            stack.push(partial(_say_what_is_kept, part_path(dst), quiet))
         result = pack_directory(src, dst, **how) if src.is_dir() else pack_file(src, dst, **how)
     report(result, result.bytes_out, result.bytes_in, quiet=quiet)
+
+
+def _say_what_is_kept(part: Path, quiet: bool, *error: object) -> None:
+    """After an interruption: finished files wait for the next run."""
+    if error[0] is not None and part.is_dir():
+        remark(f"finished files are kept in {part}; the same command goes on from there", quiet=quiet)
