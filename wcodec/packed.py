@@ -22,7 +22,7 @@ U8 = npt.NDArray[np.uint8]
 MAGIC = b"WCTENSOR"
 FOOTER_BYTES = 64
 ALIGNMENT_BYTES = 256
-MAX_NDIM = 32
+MAX_NDIM = 64  # as many as any reader of ours accepts
 _FIELDS = struct.Struct("<8sHHBBBB8sQ16sQ")  # everything before the checksum
 assert _FIELDS.size == FOOTER_BYTES - 8
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.container.weightfiles import build, gaussian, mixed, noise, outliers, write
 from wcodec.container import PackedFile, Result, pack_file, packedfile, unpack_file, verify_file, writer
 from wcodec.errors import MalformedError
+from wcodec.readers.safetensors import MAX_AXES
 
 SETTINGS = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -76,6 +77,14 @@ def test_tensor_at_an_odd_offset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trailing", [b"x", b"\0" * 3, b"{}" * 50_000])
 def test_trailing_bytes(tmp_path: Path, trailing: bytes) -> None:
     there_and_back(tmp_path, build({"w": gaussian((64, 64))}, trailing=trailing))
+
+
+@pytest.mark.parametrize("profile", ["run", "storage"])
+def test_as_many_axes_as_the_reader_accepts(tmp_path: Path, profile: str) -> None:
+    source = write(tmp_path / "a", {"w": gaussian((1,) * (MAX_AXES - 2) + (128, 64))})
+    assert pack_file(source, tmp_path / "p", profile=profile).packed_tensors == 1
+    unpack_file(tmp_path / "p", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == source.read_bytes()
 
 
 def test_header_order_is_kept(tmp_path: Path) -> None:
