@@ -85,6 +85,15 @@ def test_a_dangling_link_is_something(tmp_path: Path, source: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_pipe_is_not_replaced(tmp_path: Path, source: Path) -> None:
+    pack_file(source, tmp_path / "packed")
+    os.mkfifo(tmp_path / "p")
+    for write_to in (pack_file, lambda _, path, force: unpack_file(tmp_path / "packed", path, force=force)):
+        with pytest.raises(WCodecError, match="no regular file"):
+            write_to(source, tmp_path / "p", force=True)
+    assert (tmp_path / "p").is_fifo()
+
+
 def test_folders_in_the_way(tmp_path: Path, source: Path) -> None:
     with pytest.raises(WCodecError, match="is a folder"):
         pack_file(source, tmp_path, force=True)
