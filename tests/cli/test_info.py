@@ -25,6 +25,11 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "p.safetensors"
 
 
+def test_a_packed_file_is_known_by_its_content(packed: Path) -> None:
+    renamed = packed.rename(packed.with_name("p.packed"))
+    assert describe(renamed).kind == "packed file"
+
+
 def test_json(packed: Path) -> None:
     done = run(packed, "--format", "json")
     assert done.exit_code == 0
