@@ -117,7 +117,8 @@ class Report:
         indent : int, optional
             Spaces per level; None for one line.
         """
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+        return text.encode(errors="backslashreplace").decode()  # paths that are not UTF-8, as JSON escapes
 
     def to_csv(self) -> str:
         """One line per tensor, with a header line; empty cells where a figure does not apply."""

@@ -73,6 +73,8 @@ class OneLineErrors(click.Command):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        with contextlib.suppress(AttributeError):  # paths that are not UTF-8 are printed as they are
+            sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         try:
             status = super().main(args, prog_name or "wcodec", complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()  # a closed pipe is noticed here, not at interpreter exit

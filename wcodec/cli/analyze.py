@@ -189,9 +189,9 @@ def _write(report: Report, format_: str, output: Path | None, *, every: bool) ->
         "html": report.to_html,
     }[format_]()
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(text, nl=False, color=True)  # as it is: names may hold control characters
     else:
-        _write_file(output, text.encode())
+        _write_file(output, text.encode(errors="backslashreplace"))
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -50,7 +50,7 @@ def command(file: Path, format_: str, plan: bool, gpu: str) -> None:
 
         planned = plan_model(file, gpu=gpu)
         if format_ == "json":
-            click.echo(json.dumps(planned.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
+            _print_json(planned.to_json())
         else:
             _print_plan(planned)
         return
@@ -58,9 +58,14 @@ def command(file: Path, format_: str, plan: bool, gpu: str) -> None:
 
     description = describe(file)
     if format_ == "json":
-        click.echo(json.dumps(description.to_json(), ensure_ascii=False, indent=1, allow_nan=False))
+        _print_json(description.to_json())
     else:
         _print_table(description)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
+    click.echo(text.encode(errors="backslashreplace").decode())  # paths that are not UTF-8, as JSON escapes
 
 
 def _print_table(description: Description) -> None:
