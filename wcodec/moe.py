@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 TILE = 64
+BRICK_BYTES = 2304  # raw scales
 #: What decoded operands lack, `kDecodedFactor` in ``decoders_cuda/nvfp4_s5.cuh``.
 DECODED_FACTOR = 256.0
 # Bits of (mantissa, low exponent, sign) of weight p of a step in its u32; the high exponent bit follows the
@@ -100,6 +101,8 @@ class State:
         Local experts.
     w13, w2 : torch.Tensor of uint8
         Bricks, expert by expert; gate's and up's rows interleaved by eights.
+    w13_global, w2_global : torch.Tensor of float32
+        Global scales as they came.
     w13_factors, w2_factors : torch.Tensor of float32
         Global scales times `DECODED_FACTOR`; NaN where one of the expert's block scales is NaN.
     norms : torch.Tensor of bfloat16
@@ -113,8 +116,10 @@ class State:
     device: torch.device
     experts: int
     w13: torch.Tensor
+    w13_global: torch.Tensor
     w13_factors: torch.Tensor
     w2: torch.Tensor
+    w2_global: torch.Tensor
     w2_factors: torch.Tensor
     norms: torch.Tensor
     table: torch.Tensor | None
@@ -159,8 +164,10 @@ def prepare(weights: Weights, config: Config) -> State:
         device,
         experts,
         torch.stack([to_bricks(w[rows13], s[rows13]) for w, s in zip(weights.w13, scale13, strict=True)]),
+        weights.w13_global,
         torch.where(nan13.flatten(1).any(1)[:, None], torch.nan, factors13).contiguous(),
         torch.stack([to_bricks(w, s) for w, s in zip(weights.w2, scale2, strict=True)]),
+        weights.w2_global,
         torch.where(nan2.flatten(1).any(1), torch.nan, factors2).contiguous(),
         weights.post_norm.contiguous(),
         table,
@@ -234,6 +241,29 @@ def forward(
                 out[part],
             )
     return out
+
+
+def restore(state: State) -> Weights:
+    """Return the weights that `prepare` was given, bit for bit, on the CPU; block scales as uint8."""
+    import numpy as np
+    import torch
+
+    from wcodec.formats._nvfp4_s5_jit import decode_tiles
+
+    def matrices(bricks: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = np.empty((state.experts, rows, cols // 2), dtype=np.uint8)
+        scale = np.empty((state.experts, rows, cols // 16), dtype=np.uint8)
+        none = np.empty((0, 2), dtype=np.uint32)
+        for expert, raw in enumerate(bricks.cpu().numpy()):
+            decode_tiles(raw.reshape(-1, BRICK_BYTES), -1, 0, none, weight[expert], scale[expert])
+        return torch.from_numpy(weight), torch.from_numpy(scale)
+
+    hidden, intermediate = state.config.hidden, state.config.intermediate
+    back = _interleaved_rows(intermediate).argsort()
+    w13, w13_scale = (m[:, back] for m in matrices(state.w13, 2 * intermediate, hidden))
+    w2, w2_scale = matrices(state.w2, hidden, intermediate)
+    others = (state.w13_global.cpu(), state.w2_global.cpu(), state.norms.cpu())
+    return Weights(w13, w13_scale, others[0], w2, w2_scale, others[1], others[2])
 
 
 def to_bricks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -91,6 +91,24 @@ def test_matches_the_reference(name: str) -> None:
     check(out, data, made, list(local), ALL)
 
 
+def test_a_full_grid_leaves_nothing_out() -> None:
+    """132 CTAs, 40 experts from none to 90 tokens: every local route is computed once, by someone."""
+    rng = np.random.default_rng(0)
+    logits = -1.3 * np.log(rng.permutation(64) + 1) + rng.gumbel(size=(90, 64))
+    ids = np.argsort(-logits, axis=1)[:, :4]
+    made, data = weights(64, 128, 40), inputs(90, ids, 64)
+    ready = state(range(40), made, 64, 4)
+    out = moe_host.forward(data.x, data.topk_ids, data.topk_weights, ready, natural=False, grid=132)
+    check(out, data, made, range(40), 64)
+
+
+def test_prepared_weights_restore_bit_for_bit() -> None:
+    made = weights()
+    made.w2_scale[1, 5, 2] = 0xFF
+    for part, back in zip(made, moe.restore(state(range(5), made)), strict=True):
+        assert torch.equal(part.view(torch.uint8), back.view(torch.uint8))
+
+
 def test_an_expert_twice_in_one_token() -> None:
     made, data = weights(), inputs(9, np.full((9, TOP_K), 2))
     out = moe_host.forward(data.x, data.topk_ids, data.topk_weights, state(range(5), made), natural=True)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SOURCE = "sm90_moe_product.cu"
 TILE = 64
-BRICK_BYTES = 2304  # raw scales; decoders_cuda/nvfp4_s5.cuh
 THREADS = 512
 SUM_THREADS = 512
 ORDER_THREADS = 512
