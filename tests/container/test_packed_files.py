@@ -143,6 +143,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut so small that every matrix is streamed in many pieces."""
     for module in (writer, packedfile):
         monkeypatch.setattr(module, "CHUNK_BYTES", 40_000)
+    monkeypatch.setattr(writer, "_KEPT_BYTES", 200_000)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -164,8 +165,9 @@ def test_streamed_tensors(tmp_path: Path, workers: int) -> None:
 def test_chunks_and_workers_do_not_change_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "a.safetensors", {**mixed(), "long": outliers((2000, 60))})
     made = set()
-    for chunk in (1, 10_000, 100_000, 8 << 20):
+    for chunk, kept in ((1, 0), (10_000, 1 << 20), (100_000, 70_000), (8 << 20, 64 << 20)):
         monkeypatch.setattr(writer, "CHUNK_BYTES", chunk)
+        monkeypatch.setattr(writer, "_KEPT_BYTES", kept)
         for workers in (1, 4):
             pack_file(source, tmp_path / "p", force=True, workers=workers)
             made.add((tmp_path / "p").read_bytes())

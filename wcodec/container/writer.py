@@ -28,6 +28,8 @@ from wcodec.readers.bytefile import ByteFile, LocalFile
 from wcodec.readers.safetensors import Entry, SafetensorsHeader, parse_header
 
 U8 = npt.NDArray[np.uint8]
+#: Tensors up to this size are read once: the survey's bytes wait for the encoder. Larger ones are read twice.
+_KEPT_BYTES = 64 << 20
 _UNREADABLE = {".gguf", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 
@@ -229,20 +231,21 @@ class _Packing:
 
     def _jobs(self) -> Iterator[_Job]:
         """What to encode, in the order of the file, as the survey gets there."""
-        for entry, spans, counts, data in self._survey():
+        for entry, spans, counts, kept in self._survey():
             encoder = self.profile.encoder(entry, counts)
-            for span in spans:
-                yield _Job(encoder, span, span is spans[-1], data if len(spans) == 1 else None)
+            for index, span in enumerate(spans):
+                yield _Job(encoder, span, span is spans[-1], kept[index] if kept else None)
 
-    def _survey(self) -> Iterator[tuple[Entry, list[_Span], Any, U8 | None]]:
+    def _survey(self) -> Iterator[tuple[Entry, list[_Span], Any, list[U8]]]:
         """Read the whole file in order, take every digest, and yield the tensors that may shrink.
 
         Yields
         ------
-        entry, spans, counts, data
-            `counts` are what the profile counted, `data` the bytes of the last span.
+        entry, spans, counts, kept
+            `counts` are what the profile counted, `kept` the bytes of the spans if the tensor is small.
         """
         spans: list[_Span] = []
+        kept: list[U8] = []
         counts: Any = 0
         hasher = xxhash.xxh3_128()
         for span, data, found in ordered_map(
@@ -255,13 +258,15 @@ class _Packing:
                 continue
             hasher.update(data.data)
             spans.append(span)
+            if span.unit and span.entry.end - span.entry.begin <= _KEPT_BYTES:
+                kept.append(data)
             if found is not None:
                 counts = counts + found
             if span.stop == self.header.data_start + span.entry.end:
                 self.digests[span.entry.name] = hasher.digest()
                 if span.unit:
-                    yield span.entry, spans, counts, data
-                spans, counts = [], 0
+                    yield span.entry, spans, counts, kept
+                spans, kept, counts = [], [], 0
                 hasher.reset()
 
     def _spans(self) -> Iterator[_Span]:
