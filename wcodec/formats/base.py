@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from wcodec.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from wcodec.packed import PackedTensor
+from wcodec.errors import MalformedError
+from wcodec.packed import FOOTER_BYTES, PackedTensor, blob_bytes
 
 Shape = tuple[int, ...]
+
+#: Starting a thread costs as much as some hundred thousand weights: small tensors stay on the caller's.
+WEIGHTS_PER_WORKER = 1 << 20
 
 
 class Format(ABC):
@@ -110,3 +114,41 @@ def split_axis(shape: Shape, tile: int) -> int:
         return -(-rows // tile) * -(-cols // tile)
 
     return min(range(len(shape) - 1, 0, -1), key=bricks)
+
+
+def check_tail(packed: PackedTensor, body_bytes: int) -> None:
+    """Check that dims and footer follow a body of `body_bytes` bytes and zeros, and nothing else.
+
+    Raises
+    ------
+    MalformedError
+        If the blob has another length or other padding.
+    """
+    ndim = len(packed.shape)
+    want = blob_bytes(body_bytes, ndim)
+    if packed.nbytes != want:
+        raise MalformedError(f"the blob has {packed.nbytes} bytes where its footer implies {want}")
+    if packed.blob[body_bytes : packed.nbytes - FOOTER_BYTES - 8 * ndim].any():
+        raise MalformedError("the padding before the dims is not zero")
+
+
+def share(tiles: int, tile_weights: int, workers: int, task: Callable[[int, int], Any]) -> list[Any]:
+    """Results of ``task(first, last)`` over `tiles` pieces cut into one run per worker, in order.
+
+    Parameters
+    ----------
+    tiles : int
+        Pieces that must not be cut: row tiles or chunks.
+    tile_weights : int
+        Weights per piece.
+    workers : int
+        Threads at most.
+    task : callable
+        Handles pieces `first` … `last` − 1.
+    """
+    workers = max(1, min(workers, tiles, tiles * tile_weights // WEIGHTS_PER_WORKER))
+    if workers == 1:
+        return [task(0, tiles)]
+    cuts = [tiles * i // workers for i in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(task, cuts[:-1], cuts[1:]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,8 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
-from wcodec.formats.base import Format, Shape
-from wcodec.packed import FOOTER_BYTES, U8, Footer, PackedTensor, assemble, blob_bytes, tail_bytes
+from wcodec.formats.base import Format, Shape, check_tail, share
+from wcodec.packed import U8, Footer, PackedTensor, assemble, tail_bytes
 
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
@@ -58,8 +56,9 @@ class Bf16Store(Format):
         """
         encoder = StreamEncoder(plan)
         flat = bits.reshape(-1)
-        bodies = _share(
+        bodies = share(
             chunk_count(flat.size),
+            CHUNK_WEIGHTS,
             workers,
             lambda first, last: encoder.encode(flat[first * CHUNK_WEIGHTS : last * CHUNK_WEIGHTS]),
         )
@@ -82,7 +81,7 @@ class Bf16Store(Format):
         def decode(first: int, last: int) -> None:
             self.decode_chunks(packed, first, last, flat[first * size : last * size])
 
-        _share(chunk_count(packed.numel, size), workers, decode)
+        share(chunk_count(packed.numel, size), size, workers, decode)
         return out
 
     def decode_chunks(self, packed: PackedTensor, first: int, last: int, out: U16) -> None:
@@ -127,11 +126,7 @@ class Bf16Store(Format):
         if 4 * count + packed.numel > packed.nbytes:
             raise MalformedError(f"{packed.nbytes} bytes are too few for {packed.numel} weights")
         body = 4 * count + packed.numel + int(chunk_lengths(packed).sum(dtype=np.int64))
-        if packed.nbytes != blob_bytes(body, len(footer.shape)):
-            want = blob_bytes(body, len(footer.shape))
-            raise MalformedError(f"the blob has {packed.nbytes} bytes where its chunks imply {want}")
-        if packed.blob[body : packed.nbytes - FOOTER_BYTES - 8 * len(footer.shape)].any():
-            raise MalformedError("the padding before the dims is not zero")
+        check_tail(packed, body)
 
 
 class StreamEncoder:
@@ -256,13 +251,3 @@ def _decompress(frame: U8, size: int, index: int) -> U8:
     if len(exponents) != size:
         raise MalformedError(f"chunk {index} holds {len(exponents)} exponents where {size} belong")
     return np.frombuffer(exponents, dtype=np.uint8)
-
-
-def _share(chunks: int, workers: int, task: Callable[[int, int], Any]) -> list[Any]:
-    """Results of `task(first, last)` over `chunks` cut into one run per worker, in order."""
-    workers = max(1, min(workers, chunks))
-    if workers == 1:
-        return [task(0, chunks)]
-    cuts = [chunks * i // workers for i in range(workers + 1)]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(task, cuts[:-1], cuts[1:]))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +11,8 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
-from wcodec.formats.base import Format, Shape, split_axis
-from wcodec.packed import FOOTER_BYTES, U8, Footer, PackedTensor, blob_bytes, tail_bytes
+from wcodec.formats.base import Format, Shape, check_tail, share, split_axis
+from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
 
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
@@ -24,7 +22,6 @@ TILE = 64
 BRICK_BYTES = 6208
 TABLE_SIZE = 8
 OVERFLOW_LIMIT = (1 << 32) - 1
-WEIGHTS_PER_WORKER = 1 << 20
 
 
 def high_exponent_counts(histogram: I64) -> I64:
@@ -92,7 +89,7 @@ def count_high_exponents(bits: U16, *, workers: int = 1) -> I64:
         count_high_exponents(flat[first * TILE : last * TILE], counts)
         return counts
 
-    return sum(_share(-(-flat.size // TILE), TILE, workers, count), np.zeros(128, dtype=np.int64))
+    return sum(share(-(-flat.size // TILE), TILE, workers, count), np.zeros(128, dtype=np.int64))
 
 
 def choose_table(counts: I64) -> tuple[int, ...]:
@@ -182,7 +179,7 @@ class Bf16W12(Format):
         def decode(first: int, last: int) -> None:
             self.decode_tiles(packed, first, last, rows[first * TILE : last * TILE])
 
-        _share(-(-rows.shape[0] // TILE), TILE * rows.shape[1], workers, decode)
+        share(-(-rows.shape[0] // TILE), TILE * rows.shape[1], workers, decode)
         return out
 
     def decode_tiles(self, packed: PackedTensor, first: int, last: int, out: U16) -> None:
@@ -259,12 +256,7 @@ class Bf16W12(Format):
             raise MalformedError(f"the table {table} is not ascending below 128")
         rows, cols = packed.matrix
         bricks = -(-rows // TILE) * -(-cols // TILE)
-        want = blob_bytes(bricks * BRICK_BYTES + 4 * footer.overflow_count, len(footer.shape))
-        if packed.nbytes != want:
-            raise MalformedError(f"the blob has {packed.nbytes} bytes where its footer implies {want}")
-        end = bricks * BRICK_BYTES + 4 * footer.overflow_count
-        if packed.blob[end : packed.nbytes - FOOTER_BYTES - 8 * len(footer.shape)].any():
-            raise MalformedError("the padding before the dims is not zero")
+        check_tail(packed, bricks * BRICK_BYTES + 4 * footer.overflow_count)
 
 
 class StreamEncoder:
@@ -316,7 +308,7 @@ class StreamEncoder:
         def encode(first: int, last: int) -> tuple[U8, U32]:
             return self.encode(rows[first * TILE : last * TILE], out[first * brick_row : last * brick_row])
 
-        for bricks, overflow in _share(tiles, TILE * cols, self.workers, encode):
+        for bricks, overflow in share(tiles, TILE * cols, self.workers, encode):
             self.append(bricks, overflow)
         return out
 
@@ -391,16 +383,3 @@ class StreamEncoder:
 def digest_bytes(blob: U8) -> bytes:
     """The digest of the original that a finished blob holds."""
     return Footer.parse(blob).digest
-
-
-def _share(tiles: int, tile_weights: int, workers: int, task: Callable[[int, int], Any]) -> list[Any]:
-    """Results of `task(first, last)` over `tiles` row tiles cut into one run per worker, in order.
-
-    Starting threads costs as much as some hundred thousand weights: small tensors stay on the caller's.
-    """
-    workers = max(1, min(workers, tiles, tiles * tile_weights // WEIGHTS_PER_WORKER))
-    if workers == 1:
-        return [task(0, tiles)]
-    cuts = [tiles * i // workers for i in range(workers + 1)]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(task, cuts[:-1], cuts[1:]))

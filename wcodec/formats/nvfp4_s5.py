@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +11,8 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError, UnsupportedError
-from wcodec.formats.base import Format, Shape
-from wcodec.packed import FOOTER_BYTES, U8, Footer, PackedTensor, assemble, blob_bytes
+from wcodec.formats.base import Format, Shape, check_tail, share
+from wcodec.packed import U8, Footer, PackedTensor, assemble, blob_bytes
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -25,7 +23,6 @@ WINDOW = 32
 BRICK_BYTES = {False: 2304, True: 2208}  # by whether the scales are windowed
 PATCH_BYTES = 8
 MAX_BRICKS = 1 << 24
-WEIGHTS_PER_WORKER = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ class Nvfp4S5(Format):
             mine = patches[:used]
             return mine[np.argsort(mine[:, 0])]
 
-        parts = _share(-(-rows // TILE), TILE * cols, workers, encode)
+        parts = share(-(-rows // TILE), TILE * cols, workers, encode)
         patches = np.concatenate([np.empty((0, 2), dtype=np.uint32), *parts]).astype("<u4")
         footer = Footer(
             self.code,
@@ -226,7 +223,7 @@ class Nvfp4S5(Format):
 
         if patches.shape[0] > 1 and (np.diff(patches[:, 0].astype(np.int64)) <= 0).any():
             raise MalformedError("the patches do not ascend")
-        _share(-(-weight.shape[0] // TILE), TILE * packed.matrix[1], workers, decode)
+        share(-(-weight.shape[0] // TILE), TILE * packed.matrix[1], workers, decode)
         return out
 
     def parts(self, packed: PackedTensor) -> tuple[U8, U32]:
@@ -263,12 +260,7 @@ class Nvfp4S5(Format):
         bricks = -(-rows // TILE) * -(-cols // TILE)
         if bricks >= MAX_BRICKS:
             raise MalformedError(f"{bricks} bricks are more than patches can tell apart")
-        end = bricks * BRICK_BYTES[bool(mode)] + 4 * footer.overflow_count
-        want = blob_bytes(end, len(footer.shape))
-        if packed.nbytes != want:
-            raise MalformedError(f"the blob has {packed.nbytes} bytes where its footer implies {want}")
-        if packed.blob[end : packed.nbytes - FOOTER_BYTES - 8 * len(footer.shape)].any():
-            raise MalformedError("the padding before the dims is not zero")
+        check_tail(packed, bricks * BRICK_BYTES[bool(mode)] + 4 * footer.overflow_count)
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:
@@ -282,13 +274,3 @@ def _halves(bits: U8, shape: Shape) -> tuple[U8, U8]:
     if bits.size != nibbles + rows * cols // BLOCK:
         raise ValueError(f"{bits.size} bytes are no NVFP4 weights of shape {list(shape)}")
     return bits[:nibbles].reshape(rows, cols // 2), bits[nibbles:].reshape(rows, cols // BLOCK)
-
-
-def _share(tiles: int, tile_weights: int, workers: int, task: Callable[[int, int], Any]) -> list[Any]:
-    """Results of `task(first, last)` over `tiles` row tiles cut into one run per worker, in order."""
-    workers = max(1, min(workers, tiles, tiles * tile_weights // WEIGHTS_PER_WORKER))
-    if workers == 1:
-        return [task(0, tiles)]
-    cuts = [tiles * i // workers for i in range(workers + 1)]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(task, cuts[:-1], cuts[1:]))

@@ -9,15 +9,8 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
-from wcodec.formats.base import Format, Shape
-from wcodec.packed import Footer, PackedTensor, assemble, blob_bytes
-
-_BITS = {"BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "BF16": 16}
-
-
-def _nbytes(dtype: str, numel: int) -> int:
-    width = _BITS.get(dtype) or int(dtype[1:])
-    return -(-numel * width // 8)
+from wcodec.formats.base import Format, Shape, check_tail, original_bytes
+from wcodec.packed import Footer, PackedTensor, assemble
 
 
 class Raw(Format):
@@ -42,7 +35,7 @@ class Raw(Format):
         self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
     ) -> npt.NDArray[Any]:
         """See `Format.decode`; a copy does not gain from threads."""
-        body = packed.blob[: _nbytes(packed.dtype, packed.numel)]
+        body = packed.blob[: original_bytes(packed.dtype, packed.numel)]
         bits = body.view("<u2").reshape(packed.shape) if packed.dtype == "BF16" else body
         if out is None:
             return bits.copy()
@@ -53,6 +46,6 @@ class Raw(Format):
 
     def validate(self, packed: PackedTensor) -> None:
         """See `Format.validate`."""
-        want = blob_bytes(_nbytes(packed.dtype, packed.numel), len(packed.shape))
-        if packed.nbytes != want:
-            raise MalformedError(f"the blob has {packed.nbytes} bytes where its footer implies {want}")
+        if packed.overflow_count or packed.table.any():
+            raise MalformedError("the footer is not one of raw")
+        check_tail(packed, original_bytes(packed.dtype, packed.numel))
