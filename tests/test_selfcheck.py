@@ -8,12 +8,33 @@ from click.testing import CliRunner
 
 import wcodec.selfcheck
 from wcodec.cli.selfcheck import command
+from wcodec.formats import FORMATS
 
 
 def test_host_checks_pass():
     results = [r for r in wcodec.selfcheck.run() if r.name in wcodec.selfcheck.HOST_CHECKS]
     assert len(results) == len(wcodec.selfcheck.HOST_CHECKS)
     assert all(result.passed for result in results)
+
+
+def test_every_format_is_checked():
+    assert {name.partition(",")[0] for name in wcodec.selfcheck.HOST_CHECKS} == FORMATS.keys()
+
+
+def test_a_broken_scale_is_noticed(monkeypatch):
+    from wcodec.formats.nvfp4_s5 import Nvfp4S5
+
+    sound = Nvfp4S5.decode
+
+    def broken(self, packed, out=None, *, workers=1):
+        out = sound(self, packed, out, workers=workers)
+        out[-1] ^= 1
+        return out
+
+    monkeypatch.setattr(Nvfp4S5, "decode", broken)
+    passed, detail = wcodec.selfcheck.HOST_CHECKS["nvfp4-s5, host, every nibble under every scale"]()
+    assert not passed
+    assert detail.startswith("2 of")
 
 
 def test_a_broken_decoder_is_noticed(monkeypatch):

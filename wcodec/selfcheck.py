@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from wcodec.codec import encode
+from wcodec.formats.nvfp4_s5 import WINDOW, Nvfp4S5
 from wcodec.packed import PackedTensor
 
 PATTERNS = np.arange(65536, dtype=np.uint16)
@@ -94,10 +95,25 @@ def _host(format: str, make: Callable[[], np.ndarray]) -> Callable[[], tuple[boo
         bits = make()
         packed, wrong = _survives(bits, format)
         held = f"{packed.overflow_count:,} in the overflow list" if packed.overflow_count else "all in bricks"
-        found = f"{bits.size:,} weights, {held}" if format != "raw" else f"{bits.size:,} weights"
+        found = f"{bits.size:,} weights, {held}" if format == "bf16-w12" else f"{bits.size:,} weights"
         return wrong == 0, found if wrong == 0 else f"{wrong:,} of {bits.size:,} weights differ"
 
     return check
+
+
+def _nvfp4() -> tuple[bool, str]:
+    """Every byte of two nibbles under every block scale, with the scales in a window and as they are."""
+    nibbles = np.arange(256, dtype=np.uint8).repeat(256 * 8).reshape(256, 2048)
+    scales = np.tile(PATTERNS[:256].astype(np.uint8), (256, 1))
+    bits = np.concatenate([nibbles.reshape(-1), scales.reshape(-1)])
+    packing = Nvfp4S5()
+    raw = packing.plan(np.bincount(scales.reshape(-1), minlength=256), (256, 4096))
+    wrong = 0
+    for plan in (raw, replace(raw, base=100, exceptions=256 * (256 - WINDOW))):
+        out = np.full(bits.size, 0xA5, dtype=np.uint8)
+        PackedTensor.from_blob(packing.encode(bits, plan).blob.tobytes()).decode(out)
+        wrong += int((out != bits).sum())
+    return wrong == 0, f"{bits.size:,} bytes" if wrong == 0 else f"{wrong:,} of {bits.size:,} bytes differ"
 
 
 def _prepared(bits: np.ndarray) -> tuple[Any, Any]:
@@ -178,6 +194,8 @@ HOST_CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "raw, host": _host("raw", _together),
     "bf16-w12, host, all patterns together": _host("bf16-w12", _together),
     "bf16-w12, host, each pattern alone": _host("bf16-w12", _alone),
+    "bf16-store, host": _host("bf16-store", _together),
+    "nvfp4-s5, host, every nibble under every scale": _nvfp4,
 }
 
 DEVICE_CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
