@@ -108,6 +108,8 @@ def test_usage_errors_are_one_line(args: list[str], says: str) -> None:
         (MismatchError("digests differ", file="a"), 1, "wcodec: error: a: digests differ"),
         (FileNotFoundError(2, "No such file", "x"), 2, "wcodec: error: x: No such file"),
         (OSError(28, "No space left on device", "y"), 2, "wcodec: error: y: No space left on device"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 2,
+         "wcodec: error: torch is not installed; pip install 'wcodec[torch]'"),
         (KeyboardInterrupt(), 130, "wcodec: error: interrupted"),
         (ValueError("a\nb"), 2,
          "wcodec: error: internal error, ValueError: a b; WCODEC_DEBUG=1 shows the traceback to report"),

@@ -46,6 +46,9 @@ Completion for bash (zsh and fish alike: write zsh_source or fish_source):
   eval "$(_WCODEC_COMPLETE=bash_source wcodec)"
 """
 
+#: Modules without which a whole command cannot run, and the extra that brings each.
+EXTRAS = {"torch": "torch", "cuda": "cuda"}
+
 EXIT_OK, EXIT_NO, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPT = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -123,6 +126,8 @@ def _report(error: Exception) -> NoReturn:
         _leave(EXIT_USAGE, f"{where}{error.strerror or error}")
     if isinstance(error, MemoryError):
         _leave(EXIT_USAGE, "out of memory; fewer --workers need less")
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        _leave(EXIT_USAGE, f"{error.name} is not installed; pip install 'wcodec[{EXTRAS[error.name]}]'")
     name = type(error).__name__
     _leave(EXIT_USAGE, f"internal error, {name}: {error}; WCODEC_DEBUG=1 shows the traceback to report")
 
