@@ -91,6 +91,7 @@ def test_matches_the_reference(name: str) -> None:
     check(out, data, made, list(local), ALL)
 
 
+@pytest.mark.slow
 def test_a_full_grid_leaves_nothing_out() -> None:
     """132 CTAs, 40 experts from none to 90 tokens: every local route is computed once, by someone."""
     rng = np.random.default_rng(0)
