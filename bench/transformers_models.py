@@ -88,7 +88,7 @@ def held_bytes(model: torch.nn.Module) -> int:
 
 
 def is_as_exact(to_fp32: dict[str, float]) -> bool:
-    """Whether the packed model is as near to its weights in FP32 arithmetic as BF16 torch, give or take 10 %."""
+    """Whether the packed model is as near to FP32 arithmetic as BF16 torch, give or take 10 %."""
     return to_fp32["packed"] <= 1.1 * to_fp32["bf16"]
 
 
