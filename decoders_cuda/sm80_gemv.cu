@@ -11,13 +11,14 @@
 // WC_REGISTER_RING 0: weights and x in WC_STAGES slots of shared memory, filled by cp.async; the WC_ROW_WARPS warps of
 //   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
 //
-// WC_SPLIT above 1 (sm_90 and newer): a cluster of that many CTAs shares the rows and splits K; each sums its own groups,
-//   hands every other CTA the sums of that CTA's outputs, and finishes its own. Fewer rows' worth of x per SM.
+// WC_SPLIT above 1 (sm_90 and newer): a cluster of that many CTAs shares the rows and splits K; each sums its own
+//   groups, hands every other CTA the sums of that CTA's outputs, and finishes its own. Less x per SM.
 //
 // Other macros: WC_TOKENS (1, 8, 16, 24 or 32: tokens at most), WC_MIN_CTAS (per SM, bounds the registers), WC_DECODER
 // (0 bf16-w12, 1 uncompressed bricks), WC_OUT_F32 (1: out is FP32), WC_DUMP (1, for tests: instead of the product, out
 // gets the decoded A operands in the order of uncompressed bricks).
-// Launch: grid = ceil(rows / rows per CTA) × WC_SPLIT in clusters of WC_SPLIT, block = 32 × WC_K_WARPS × WC_ROW_WARPS, shared memory as below.
+// Launch: grid = ceil(rows / rows per CTA) × WC_SPLIT in clusters of WC_SPLIT, block = 32 × WC_K_WARPS × WC_ROW_WARPS,
+// dynamic shared memory as GemvConfig.shared_bytes counts it.
 // x: rows of ldx elements, ldx a multiple of 8, 16-byte aligned; up to the next multiple of 8, zeros follow `cols`.
 #include "sm80_gemv_parts.cuh"
 #if WC_SPLIT > 1
@@ -95,8 +96,8 @@ WC_DEVICE void sync_sharers(u32 group) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     sm80_gemv(const u8* __restrict__ bricks, const u32* __restrict__ overflow, u32 table_lo, u32 table_hi,
-              const u16* __restrict__ x, u32 ldx, const u16* __restrict__ bias, Out* __restrict__ out, u32 ldo, u32 rows,
-              u32 cols, u32 tokens) {
+              const u16* __restrict__ x, u32 ldx, const u16* __restrict__ bias, Out* __restrict__ out, u32 ldo,
+              u32 rows, u32 cols, u32 tokens) {
     WC_SHARED_MEMORY(smem);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 tile = blockIdx.x / kSplit, rank = blockIdx.x % kSplit;
@@ -162,7 +163,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                     if constexpr (kRegisterRing) {
                         planes[stage][q][p] = load_once(plane);
                     } else {
-                        copy_async(weight_slots + stage * kWeightSlotBytes + (q * kPlanes + p) * gemv::kPlaneBytes, plane);
+                        const u32 slot = weight_slots + stage * kWeightSlotBytes;
+                        copy_async(slot + (q * kPlanes + p) * gemv::kPlaneBytes, plane);
                     }
                 }
                 if constexpr (kRegisterRing && Decoder::kPatchBytes != 0) {
@@ -205,10 +207,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                     decoder.decode(a, planes[stage][q], patches[stage][q], lane);
                     if (q == kQuarters - 1) fill(stage, kStages - half + stage, stage + kAhead);
                 } else {
+                    const u32 slot = weight_slots + stage * kWeightSlotBytes;
                     u32x4 loaded[kPlanes];
                     WC_UNROLL
                     for (u32 p = 0; p < kPlanes; ++p) {
-                        loaded[p] = load_smem(weight_slots + stage * kWeightSlotBytes + (q * kPlanes + p) * gemv::kPlaneBytes);
+                        loaded[p] = load_smem(slot + (q * kPlanes + p) * gemv::kPlaneBytes);
                     }
                     u32 patch = 0;
                     if constexpr (Decoder::kPatchBytes != 0) {
@@ -225,11 +228,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                 WC_UNROLL
                 for (u32 pair = 0; pair < 2; ++pair) {  // two steps: 32 columns
                     WC_UNROLL
-                    for (u32 tile = 0; tile < kTokenTiles; ++tile) {
+                    for (u32 t = 0; t < kTokenTiles; ++t) {
                         u32 b[4];
-                        ldmatrix_x4(b, (x_slot ^ pair * 64) + tile * 1024);
-                        mma_m16n8k16(sums[q][tile], a + 8 * pair, b[0], b[1]);
-                        mma_m16n8k16(sums[q][tile], a + 8 * pair + 4, b[2], b[3]);
+                        ldmatrix_x4(b, (x_slot ^ pair * 64) + t * 1024);
+                        mma_m16n8k16(sums[q][t], a + 8 * pair, b[0], b[1]);
+                        mma_m16n8k16(sums[q][t], a + 8 * pair + 4, b[2], b[3]);
                     }
                 }
             }
@@ -250,16 +253,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     WC_UNROLL
     for (u32 q = 0; q < kQuarters; ++q) {
         WC_UNROLL
-        for (u32 tile = 0; tile < kTokenTiles; ++tile) {
-            const u32 token = tile * 8 + lane % 4 * 2;
+        for (u32 t = 0; t < kTokenTiles; ++t) {
+            const u32 token = t * 8 + lane % 4 * 2;
             float* const d = mine + (q * kTokens + token) * kSumStride;
             if (kTokens > 1 || token == 0) {
-                d[0] = sums[q][tile][0];
-                d[8] = sums[q][tile][2];
+                d[0] = sums[q][t][0];
+                d[8] = sums[q][t][2];
             }
             if (kTokens > 1) {
-                d[kSumStride] = sums[q][tile][1];
-                d[kSumStride + 8] = sums[q][tile][3];
+                d[kSumStride] = sums[q][t][1];
+                d[kSumStride + 8] = sums[q][t][3];
             }
         }
     }
