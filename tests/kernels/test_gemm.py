@@ -99,6 +99,7 @@ def test_the_rule_serves_every_shape(n: int, k: int, processors: int) -> None:
         config = default_config(n, k, m, info)
         ctas = config.grid(n, k, m, processors)
         assert config.shared_bytes <= SHARED_LIMIT_BYTES
+        assert config.column_groups == 1 or -(-k // 64) % 2 == 0
         if config.split > 1 and not config.cluster:
             assert ctas <= processors  # they wait for one another
         assert (config.partial_bytes(n, k, m, processors) == 0) == (config.split == 1 or config.cluster)

@@ -204,7 +204,8 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
 
     Wide tiles (128 rows) read x half as often, narrow ones (64 rows, two column groups) need fewer CTAs per
     tile and so less exchange: up to 64 tokens x is small and narrow tiles win, above that wide ones, unless K
-    is short or the rows are few. Where there are more tiles than SMs, the work is dealt evenly.
+    is short or the rows are few. Where there are more tiles than SMs, the work is dealt evenly. Column groups
+    take bricks in pairs: where K has an odd number of them, one group takes all.
 
     Parameters
     ----------
@@ -230,9 +231,8 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
             config = _split(tile, 2, 2, split, bricks, cluster=split == 2)
         else:
             split = processors // narrow
-            config = _split(
-                tile, 1, 2, split, bricks, cluster=tile <= 64 and split in (2, 3), column_groups=2
-            )
+            near = tile <= 64 and split in (2, 3)
+            config = _split(tile, 1, 2, split, bricks, cluster=near, column_groups=2 - bricks % 2)
     assert config is not None, "a ring of two stages of these tiles fits"
     return config
 
@@ -273,7 +273,8 @@ def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig
         if cluster and split not in (2, 3):
             continue
         config = _deepest(count, rows, bricks, split, cluster=cluster, column_groups=columns)
-        if config is None or config in found or split > config.units(k):
+        odd = -(-k // TILE) % 2  # a brick without a partner
+        if config is None or config in found or split > config.units(k) or (odd and columns == 2):
             continue
         tiles = config.tiles(n, tokens)
         fill = tiles * max(split, 1) / info.multiprocessors
