@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.container.weightfiles import build, gaussian, mixed, write
 from tests.malformed import safetensors_cases
+from wcodec.cli import main
 from wcodec.container import pack_directory, pack_file, unpack_file, verify_file, writer
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 
@@ -111,6 +113,19 @@ def test_a_directory_into_itself(tmp_path: Path, source: Path, target: str) -> N
         pack_directory(source.parent, tmp_path / target, force=True)
     assert names(tmp_path) == {"in"}
     assert names(source.parent) == {"a.safetensors"}
+
+
+@pytest.mark.parametrize("target", [".", ".."])
+def test_the_current_folder_has_no_name_to_appear_under(
+    tmp_path: Path, source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "below")
+    done = CliRunner().invoke(main, ["pack", str(source.parent), target, "--force"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "name a new folder" in done.stderr
+    assert names(tmp_path) == {"here", "in"}
+    assert names(tmp_path / "here") == {"below"}
 
 
 def test_nothing_is_written_into_a_hugging_face_cache(tmp_path: Path, source: Path) -> None:

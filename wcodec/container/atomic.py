@@ -45,7 +45,7 @@ def part_path(path: Path) -> Path:
     name = f".{path.name}{PART_SUFFIX}"
     if len(os.fsencode(name)) > _NAME_MAX:
         name = f".{xxhash.xxh3_64_hexdigest(os.fsencode(path.name))}{PART_SUFFIX}"
-    return path.with_name(name)
+    return path.parent / name  # `with_name` refuses `.`
 
 
 def sync_folder(path: Path) -> None:

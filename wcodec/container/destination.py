@@ -49,6 +49,8 @@ def check_folder(source: Path, destination: Path, *, force: bool) -> None:
         raise WCodecError("lies inside the source", file=destination, mend="choose a folder outside it")
     if to in from_.parents:
         raise WCodecError("contains the source", file=destination, mend="choose a folder outside it")
+    if destination.name in ("", ".."):  # it could not be renamed into place
+        raise WCodecError("is a folder somebody may be in", file=destination, mend="name a new folder")
     if os.path.lexists(destination):
         if not destination.is_dir():
             raise WCodecError("is a file", file=destination, mend="name a new folder")
