@@ -31,7 +31,7 @@ from wcodec.container.packedfile import PackedFile
 from wcodec.container.pipeline import Advance
 from wcodec.container.results import Result, Verdict
 from wcodec.container.shards import pack_shard, run_shards, unpack_shard
-from wcodec.container.tree import is_rewritable, list_files, rewritten
+from wcodec.container.tree import index_notes, is_rewritable, list_files, rewritten
 from wcodec.container.unpack import verify_file
 from wcodec.container.writer import open_source
 from wcodec.errors import MismatchError, UnsupportedError, WCodecError
@@ -91,6 +91,8 @@ def pack_directory(
         raise UnsupportedError(f"has no {_WEIGHTS} file", file=source, mend="pack reads safetensors files")
     for name in shards:
         open_source(files[name], profile)  # every refusal comes before hours of work
+    if not before:
+        notes += index_notes(files)
     check_folder(source, destination, force=force)
     with _folder_part(destination, keep=True) as part:
         manifest = _progress(part, profile)

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from wcodec.container.atomic import PART_SUFFIX, naming
-from wcodec.errors import WCodecError
+from wcodec.errors import MalformedError, UnsupportedError, WCodecError
+from wcodec.readers.bytefile import LocalFile
+from wcodec.readers.index import compare, read_index
+from wcodec.readers.safetensors import read_safetensors
 
 #: What ``quantization_config`` in a packed model's ``config.json`` calls us.
 QUANT_METHOD = "wcodec"
@@ -31,8 +34,14 @@ def list_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
     Raises
     ------
     WCodecError
-        For a dangling link, a link to a folder around it, or something that is neither file nor folder.
+        For a dangling link, a link to a folder around it, something that is neither file nor folder, or a
+        Hugging Face cache, which holds every file twice.
     """
+    if (folder / "snapshots").is_dir() and (folder / "blobs").is_dir():
+        some = next((path for path in (folder / "snapshots").iterdir()), folder / "snapshots")
+        raise UnsupportedError(
+            "is a Hugging Face cache", file=folder, mend=f"give a snapshot, such as {some}"
+        )
     notes: list[str] = []
     found = dict(_walk(folder, folder, (), notes))
     return dict(sorted(found.items())), notes
@@ -70,6 +79,30 @@ def _walk(
 def is_rewritable(name: str) -> bool:
     """Whether the file called `name` may have to change with the weights."""
     return name == _CONFIG_NAME or name.endswith(_INDEX_SUFFIX)
+
+
+def index_notes(files: Mapping[str, Path]) -> Iterator[str]:
+    """One line for every way in which an index and the safetensors files it lists disagree.
+
+    Parameters
+    ----------
+    files : mapping of str to Path
+        From `list_files`; the headers of the weight files are sound.
+    """
+    for name, path in files.items():
+        if not name.endswith(_INDEX_SUFFIX):
+            continue
+        try:
+            index = read_index(LocalFile(path))
+        except MalformedError:
+            continue  # it is copied as it is
+        folder = name.rpartition("/")[0]
+        shards = {shard: f"{folder}/{shard}" if folder else shard for shard in index.shards}
+        for shard, place in shards.items():
+            if place not in files:
+                yield f"{name}: lists {shard}, which is missing"
+        there = {shard: files[place] for shard, place in shards.items() if place in files}
+        yield from compare(index, {shard: read_safetensors(LocalFile(at)) for shard, at in there.items()})
 
 
 def rewritten(name: str, text: bytes, stored: Mapping[str, int], *, packed: bool) -> bytes | None:
