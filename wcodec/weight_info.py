@@ -18,6 +18,7 @@ class WeightInfo:
     """What a packed weight shows of itself: shape, dtype and device, but no values to compute with."""
 
     requires_grad = False
+    _is_hf_initialized = True  # transformers asks every weight before it fills it with random values
 
     def __init__(self, module: PackedLinear) -> None:
         self._module = module

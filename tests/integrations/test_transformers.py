@@ -19,7 +19,7 @@ pytest.importorskip("transformers", minversion="5.24")
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
 import wcodec.integrations.loading as loading
 import wcodec.integrations.transformers as integration
@@ -242,7 +242,7 @@ def test_a_model_can_be_pickled(llama: Path) -> None:
 
 WITHOUT_US = """
 import sys
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 AutoModelForCausalLM.from_pretrained(sys.argv[1])
 assert "wcodec" not in sys.modules
 print("loaded")
@@ -383,3 +383,48 @@ def test_a_packed_weight_is_readable_but_cannot_be_changed(llama: Path) -> None:
     assert head.weight.device.type == "cpu"
     with pytest.raises(UnsupportedError, match="unpack"):
         head.weight.data.add_(1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_without_a_graph_break(backend: str, llama: Path) -> None:
+    model = load_packing(llama)
+    compiled = torch.compile(model.forward, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        for prompt in (PROMPT, PROMPT[:, :3]):
+            assert torch.equal(compiled(prompt).logits, model(prompt).logits)
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256, "num_hidden_layers": 2}
+    BertModel(BertConfig(vocab_size=320, **sizes)).bfloat16().save_pretrained(tmp_path / "plain")
+    pack_directory(tmp_path / "plain", tmp_path / "packed")
+    plain, model = (BertModel.from_pretrained(tmp_path / kind) for kind in ("plain", "packed"))
+    assert len(packed_names(model)) == 13
+    assert_same_weights(model, plain)
+    with torch.no_grad():
+        ours, theirs = model(PROMPT), sum_in_fp32(plain)(PROMPT)
+    assert torch.equal(ours.pooler_output, theirs.pooler_output)
+
+
+def test_layers_that_a_model_keeps_in_fp32_are_left(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    config = T5Config(vocab_size=320, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4)
+    T5ForConditionalGeneration(config).bfloat16().save_pretrained(tmp_path / "plain")
+    pack_directory(tmp_path / "plain", tmp_path / "packed")
+    for folder, more in (
+        (tmp_path / "plain", {"quantization_config": WCodecConfig()}),
+        (tmp_path / "packed", {}),
+    ):
+        model = T5ForConditionalGeneration.from_pretrained(folder, **more)
+        plain = T5ForConditionalGeneration.from_pretrained(tmp_path / "plain")
+        kept = "encoder.block.0.layer.1.DenseReluDense.wo"
+        assert model.hf_quantizer.reasons[f"{kept}.weight"] == "the model keeps it in FP32"
+        assert "encoder.block.0.layer.1.DenseReluDense.wi" in packed_names(model)
+        ours, theirs = model.get_submodule(kept).weight, plain.get_submodule(kept).weight
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+        with torch.no_grad():
+            logits = model(input_ids=PROMPT, decoder_input_ids=PROMPT).logits
+            expected = sum_in_fp32(plain)(input_ids=PROMPT, decoder_input_ids=PROMPT).logits
+        assert (logits.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()

@@ -36,6 +36,11 @@ class Fp32Linear(torch.nn.Module):
         super().__init__()
         self.plain = plain
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The plain weight: some models ask for its dtype."""
+        return self.plain.weight
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         sums = x.reshape(-1, x.shape[-1]).float() @ self.plain.weight.float().t()
         if self.plain.bias is not None:
