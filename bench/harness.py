@@ -97,7 +97,7 @@ class Session:
         self.floors: dict[int, float] = {}
         self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._sink = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._flush = self._read_graph(self.random_bytes(flush_bytes), *READ_CONFIGS[3])
+        self._flush = self._read_graph(self.random_bytes(flush_bytes), *READ_CONFIGS[3], once=False)
         empty = load("empty.cu", {}, device).frame("", 1, 32)
         graph = self.capture(lambda: empty(self.stream()))
         self.empty = float(np.median(self.times([graph], 4 * repeats)[0]))
@@ -188,8 +188,10 @@ class Session:
             self.floor(base_bytes),
         )
 
-    def _read_graph(self, data: torch.Tensor, loads: int, per_sm: int) -> torch.cuda.CUDAGraph:
-        kernel = load("read_floor.cu", {"WC_UNROLL_LOADS": loads}, self.device)
+    def _read_graph(
+        self, data: torch.Tensor, loads: int, per_sm: int, *, once: bool = True
+    ) -> torch.cuda.CUDAGraph:
+        kernel = load("read_floor.cu", {"WC_UNROLL_LOADS": loads, "WC_ONCE": int(once)}, self.device)
         frame = kernel.frame("PQP", per_sm * self._processors, READ_THREADS)
         return self.capture(
             lambda: frame(self.stream(), data.data_ptr(), data.numel() // 16, self._sink.data_ptr())

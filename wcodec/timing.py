@@ -43,9 +43,9 @@ class Timer:
         self._side: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._lines = torch.randint(0, 256, (_FLUSH_BYTES,), dtype=torch.uint8, device=self.device)
         self._sink = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._read = load("read_floor.cu", {"WC_UNROLL_LOADS": _LOADS_PER_THREAD}, device).frame(
-            "PQP", _READ_CTAS_PER_SM * device_info(device).multiprocessors, _READ_THREADS
-        )
+        self._read = load(
+            "read_floor.cu", {"WC_UNROLL_LOADS": _LOADS_PER_THREAD, "WC_ONCE": 0}, device
+        ).frame("PQP", _READ_CTAS_PER_SM * device_info(device).multiprocessors, _READ_THREADS)
         empty = load("empty.cu", {}, device).frame("", 1, 32)
         graph = self.capture(lambda: empty(self._stream()))
         self.empty_us = float(np.median(self.times([graph], 100)))

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 INSTANCES = [
     ("empty.cu", {}),
-    ("read_floor.cu", {"WC_UNROLL_LOADS": 8}),
+    ("read_floor.cu", {"WC_UNROLL_LOADS": 8, "WC_ONCE": 0}),
+    ("read_floor.cu", {"WC_UNROLL_LOADS": 8, "WC_ONCE": 1}),
     *(("bf16_w12_histogram.cu", pack.histogram_defines(vector)) for vector in (8, 1)),
     *(("bf16_w12_pack.cu", pack.pack_defines(first, vector)) for first in (True, False) for vector in (8, 1)),
     *(("bf16_w12_unpack.cu", decode.unpack_defines(vector)) for vector in (8, 1)),
