@@ -83,6 +83,24 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int)
     assert names(tmp_path) == {"a"}
 
 
+def test_a_signal_between_creating_the_file_and_knowing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def interrupted(path: Path, flags: int, mode: int = 0o777) -> int:
+        fd = opened(path, flags, mode)
+        if flags & os.O_CREAT:
+            os.close(fd)
+            raise KeyboardInterrupt
+        return fd
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        put(tmp_path / "a", b"x")
+    assert names(tmp_path) == set()
+
+
 def test_a_disk_that_fills_up_when_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

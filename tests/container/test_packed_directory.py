@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -82,6 +83,15 @@ def test_the_index_keeps_its_names_and_gets_the_new_size(tmp_path: Path, model: 
     assert new["metadata"]["total_size"] == sum(part.stored.end - part.stored.begin for part in parts)
 
 
+def test_a_text_that_utf8_cannot_hold(tmp_path: Path, model: Path) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").write_bytes(b'{"model_type": "llama", "x": "\\ud800"}')
+    pack_directory(model, tmp_path / "p")
+    assert json.loads((tmp_path / "p" / "config.json").read_bytes())["x"] == "\ud800"
+    unpack_directory(tmp_path / "p", tmp_path / "b")
+    assert contents(tmp_path / "b") == contents(model)
+
+
 def test_an_index_that_disagrees_is_reported(tmp_path: Path, model: Path) -> None:
     (model / SHARDS[1]).unlink()
     notes = pack_directory(model, tmp_path / "p").notes
@@ -157,6 +167,29 @@ def test_a_rerun_skips_what_is_done(tmp_path: Path, model: Path, monkeypatch: py
     monkeypatch.undo()
     pack_directory(model, tmp_path / "fresh")
     assert contents(tmp_path / "fresh") == contents(tmp_path / "packed")
+
+
+def test_a_failing_shard_stops_the_others(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+
+    def slow_or_bad(source: Path, target: Path, *, advance: object, **how: object) -> object:
+        nonlocal steps
+        if source.name == SHARDS[1]:
+            time.sleep(0.05)
+            raise MalformedError("bad", file=source)
+        for _ in range(2000):
+            time.sleep(0.005)
+            steps += 1
+            advance(1)  # type: ignore[operator]
+        raise AssertionError("nobody stopped it")
+
+    monkeypatch.setattr(shards, "pack_file", slow_or_bad)
+    with pytest.raises(MalformedError, match="bad"):
+        pack_directory(model, tmp_path / "packed", workers=3)
+    assert steps < 1500
+    assert names(tmp_path) == {"hub"}
 
 
 def test_leftovers_of_another_model_are_not_kept(tmp_path: Path, model: Path) -> None:

@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.container.weightfiles import build, gaussian, mixed, noise, outliers, write
-from wcodec.container import PackedFile, Result, pack_file, packedfile, unpack_file, verify_file, writer
+from wcodec.container import (
+    PackedFile,
+    Result,
+    pack_file,
+    packedfile,
+    profiles,
+    unpack_file,
+    verify_file,
+    writer,
+)
 from wcodec.errors import MalformedError
 from wcodec.readers.safetensors import MAX_AXES
 
@@ -211,6 +220,14 @@ def test_any_file(tmp_path: Path, data: st.DataObject) -> None:
         reverse=data.draw(st.booleans()),
     )
     there_and_back(tmp_path, source, workers=data.draw(st.sampled_from([1, 2])))
+
+
+def test_more_overflow_than_can_be_indexed_stays_raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"a": outliers((256, 190)), "b": gaussian((64, 64))}
+    assert there_and_back(tmp_path, build(tensors))[0].packed_tensors == 2
+    monkeypatch.setattr(profiles, "OVERFLOW_LIMIT", 5)
+    _, packed = there_and_back(tmp_path, build(tensors))
+    assert formats(packed) == {"a": "raw", "b": "bf16-w12"}
 
 
 def test_many_tensors_take_linear_time(tmp_path: Path) -> None:

@@ -158,3 +158,26 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack_directory(tmp_path / "stored", tmp_path / "again", workers=1)
     assert contents(tmp_path / "again") == contents(tmp_path / "run")
     assert MANIFEST_NAME in contents(tmp_path / "again")
+
+
+def test_shards_of_an_interrupted_run_of_another_profile_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for i in range(2):
+        write(model / f"{i}.safetensors", mixed(i))
+    pack_directory(model, tmp_path / "want", profile="storage")
+
+    def failing(source: Path, target: Path, **how: object) -> object:
+        if source.name == "1.safetensors":
+            raise KeyboardInterrupt
+        return pack_file(source, target, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shards, "pack_file", failing)
+    with pytest.raises(KeyboardInterrupt):
+        pack_directory(model, tmp_path / "got", workers=1)
+    assert (tmp_path / ".got.wcodec-part" / "0.safetensors").exists()
+    monkeypatch.undo()
+    pack_directory(model, tmp_path / "got", profile="storage", workers=1)
+    assert contents(tmp_path / "got") == contents(tmp_path / "want")

@@ -133,6 +133,10 @@ def test_blobs_that_our_encoder_does_not_write(log: int) -> None:
     np.testing.assert_array_equal(from_the_specification(packed.blob.tobytes()), bits)
 
 
+#: A frame that claims a terabyte: magic, one segment with eight bytes of content size, an empty last block.
+BOMB = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\x01\x00\x00"
+
+
 def reassembled(packed: PackedTensor, body: bytes, **changes: object) -> bytes:
     import dataclasses
 
@@ -160,6 +164,7 @@ def test_malformed_blobs() -> None:
         "too few exponents": reassembled(packed, struct.pack("<I", len(other)) + body[4:2004] + other),
         "no frame": reassembled(packed, struct.pack("<I", length) + body[4:2004] + bytes(length)),
         "two frames": reassembled(packed, struct.pack("<I", 2 * length) + body[4:2004] + 2 * frame),
+        "a bomb": reassembled(packed, struct.pack("<I", len(BOMB)) + body[4:2004] + BOMB),
         "no content size": reassembled(
             packed,
             (lambda f: struct.pack("<I", len(f)) + body[4:2004] + f)(
