@@ -133,7 +133,7 @@ def rewritten(name: str, text: bytes, stored: Mapping[str, int], *, packed: bool
         index["metadata"]["total_size"] = sum(stored.get(shard, 0) for shard in shards)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # an index without weights or sizes has nothing that could be wrong
-    return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
+    return json.dumps(index, ensure_ascii=False, indent=2).encode(errors="backslashreplace") + b"\n"
 
 
 def _with_method(text: bytes) -> bytes | None:
@@ -145,4 +145,4 @@ def _with_method(text: bytes) -> bytes | None:
     if not isinstance(config, dict) or "model_type" not in config or config.get("quantization_config"):
         return None
     config["quantization_config"] = {"quant_method": QUANT_METHOD}
-    return json.dumps(config, ensure_ascii=False, indent=2).encode() + b"\n"
+    return json.dumps(config, ensure_ascii=False, indent=2).encode(errors="backslashreplace") + b"\n"
