@@ -24,7 +24,9 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel, T5Config, 
 import wcodec.integrations.loading as loading
 import wcodec.integrations.transformers as integration
 from tests.integrations.tiny import PROMPT, assert_same_weights, sum_in_fp32, write_model
+from wcodec.analysis.plan import plan_model
 from wcodec.container import pack_directory, unpack_directory
+from wcodec.container.describe import describe
 from wcodec.errors import UnsupportedError, WCodecError
 from wcodec.integrations.transformers import WCodecConfig, report, unpack_
 from wcodec.nn import PackedLinear
@@ -124,6 +126,19 @@ def test_save_pretrained_and_pack_store_the_same_tensors(llama: Path, tmp_path: 
     blobs = [name for name in saved if saved[name].dtype == torch.uint8]
     assert "model.embed_tokens.weight" in blobs
     assert all(saved[name].dim() == 1 for name in blobs)
+
+
+def test_info_and_plan_know_what_a_saved_directory_holds(llama: Path, tmp_path: Path) -> None:
+    load_packing(llama).save_pretrained(tmp_path / "saved")
+    pack_directory(llama, tmp_path / "packed")
+    saved, packed = (describe(tmp_path / kind) for kind in ("saved", "packed"))
+    assert {each.name: each for each in saved.tensors if each.format != "stored"} == {
+        each.name: each for each in packed.tensors if each.format != "stored"
+    }
+    assert saved.packed
+    totals = plan_model(tmp_path / "packed").totals
+    assert plan_model(tmp_path / "saved").totals == pytest.approx(totals)
+    assert not describe(llama).packed
 
 
 @pytest.mark.parametrize("profile", ["run", "storage"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from wcodec.container.manifest import MANIFEST_NAME, Manifest
 from wcodec.container.packedfile import PackedFile
 from wcodec.container.record import RECORD_NAME
 from wcodec.dtypes import DTYPES, numel
-from wcodec.readers import open_source
+from wcodec.errors import MalformedError, UnsupportedError
+from wcodec.formats import by_code
+from wcodec.packed import ALIGNMENT_BYTES, Footer
+from wcodec.readers import TensorInfo, open_source
 
 SCHEMA = "wcodec.info/1"
 
@@ -90,8 +94,8 @@ class Description:
 
     @property
     def packed(self) -> bool:
-        """Whether it is packed."""
-        return bool(self.sources)
+        """Whether anything in it is packed."""
+        return bool(self.sources) or any(tensor.format != "stored" for tensor in self.tensors)
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -146,11 +150,19 @@ def describe(path: str | os.PathLike[str]) -> Description:
             and RECORD_NAME in {t.name for t in source.tensors}
         ):
             return _packed(path, "packed file", {path.name: PackedFile(path)})
-        tensors = [
-            TensorFacts(t.name, t.file.name, "stored", t.dtype, t.shape, t.nbytes, t.nbytes, None)
-            for t in source.tensors
-        ]
-        return Description(path, source.kind, tensors, [])
+        return Description(path, source.kind, [_facts(tensor) for tensor in source.tensors], [])
+
+
+def _facts(tensor: TensorInfo) -> TensorFacts:
+    """Facts of a tensor in a file without a source record, which may be a blob that a host saved."""
+    name, file, nbytes = tensor.name, tensor.file.name, tensor.nbytes
+    if tensor.dtype == "U8" and len(tensor.shape) == 1 and nbytes and nbytes % ALIGNMENT_BYTES == 0:
+        with contextlib.suppress(MalformedError, UnsupportedError):
+            footer = Footer.parse(tensor.read()[-2 * ALIGNMENT_BYTES :])
+            form = by_code(footer.format_code, footer.version).id
+            original = numel(footer.shape) * DTYPES[footer.dtype].bits // 8
+            return TensorFacts(name, file, form, footer.dtype, footer.shape, original, nbytes, footer.digest)
+    return TensorFacts(name, file, "stored", tensor.dtype, tensor.shape, nbytes, nbytes, None)
 
 
 def _packed(path: Path, kind: str, files: dict[str, PackedFile]) -> Description:
