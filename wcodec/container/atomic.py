@@ -174,7 +174,7 @@ def _remove_stale(part: Path, path: Path) -> None:
 
 
 def copy_file(source: Path, path: Path, *, overwrite: bool = False) -> tuple[int, bytes]:
-    """Copy `source` (links followed) to `path` by `replace_file`, with its permission bits and times.
+    """Copy `source` (links followed) to `path` by `replace_file`, with its permission bits.
 
     Returns
     -------
