@@ -153,6 +153,21 @@ def test_closed_pipe_is_silent() -> None:
         assert child.stderr.read() == b""
 
 
+def test_a_closed_stdout_is_no_error() -> None:
+    command = [sys.executable, "-c", "from wcodec.cli import main; main(['doctor'])"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "args", [("analyze", ""), ("pack", "", "x"), ("unpack", "x", ""), ("verify", ""), ("info", "")]
+)
+def test_an_empty_path_is_not_the_current_folder(args: tuple[str, ...]) -> None:
+    done = run(*args)
+    assert done.returncode == 2
+    assert "the path is empty" in done.stderr
+
+
 def test_ctrl_c_leaves_with_130() -> None:
     code = (
         "import time, click; from wcodec import cli\n"

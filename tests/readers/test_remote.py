@@ -288,6 +288,11 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         open_source("https://example.org/m.safetensors")
 
 
+def test_a_host_that_is_not_there_is_named() -> None:
+    with pytest.raises(WCodecError, match=r"ftp://localhost:1/x\.safetensors: cannot be reached .*; check"):
+        open_source("ftp://localhost:1/x.safetensors")
+
+
 def test_addresses() -> None:
     assert is_address("hf://org/name")
     assert is_address("s3://bucket")

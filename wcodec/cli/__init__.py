@@ -76,6 +76,8 @@ class OneLineErrors(click.Command):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        if sys.stdout is None:  # closed by the caller, who wants to read nothing
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         with contextlib.suppress(AttributeError):  # paths that are not UTF-8 are printed as they are
             sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         try:

@@ -94,6 +94,8 @@ def command(
     """
     from wcodec.analysis import analyze
 
+    if "" in paths:  # an unset variable in a script shall not mean the current folder
+        raise click.BadParameter("the path is empty", param_hint="PATH")
     format_ = format_ or _format_of(output)
     for target in (output, plot):
         if target is not None:

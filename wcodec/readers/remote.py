@@ -251,6 +251,10 @@ def _filesystem(path: Address) -> tuple[Any, str]:
         ) from None
     except ValueError as error:
         raise UnsupportedError(f"cannot be read ({first_line(error)})", file=path) from None
+    except OSError as error:  # some file systems connect at once
+        raise WCodecError(
+            f"cannot be reached ({first_line(error)})", file=path, mend="check the address"
+        ) from None
     return fs, key
 
 
