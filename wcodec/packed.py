@@ -23,6 +23,8 @@ MAGIC = b"WCTENSOR"
 FOOTER_BYTES = 64
 ALIGNMENT_BYTES = 256
 MAX_NDIM = 64  # as many as any reader of ours accepts
+#: Enough of a blob's end to hold footer and dims, a multiple of the alignment.
+TAIL_BYTES = -(-(FOOTER_BYTES + 8 * MAX_NDIM) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 _FIELDS = struct.Struct("<8sHHBBBB8sQ16sQ")  # everything before the checksum
 assert _FIELDS.size == FOOTER_BYTES - 8
 

@@ -12,7 +12,7 @@ import numpy as np
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.formats.bf16_w12 import BRICK_BYTES, TILE, Bf16W12
 from wcodec.formats.raw import Raw
-from wcodec.packed import ALIGNMENT_BYTES, FOOTER_BYTES, Footer, PackedTensor
+from wcodec.packed import ALIGNMENT_BYTES, FOOTER_BYTES, TAIL_BYTES, Footer, PackedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -301,8 +301,7 @@ def _check_blob(blob: torch.Tensor, tensor: str | None) -> Footer:
     try:
         if blob.numel() % ALIGNMENT_BYTES:
             raise MalformedError(f"the length {blob.numel()} is not a multiple of {ALIGNMENT_BYTES}")
-        tail = blob[-2 * ALIGNMENT_BYTES :] if blob.numel() > ALIGNMENT_BYTES else blob
-        footer = Footer.parse(tail.cpu().numpy())
+        footer = Footer.parse(blob[-TAIL_BYTES:].cpu().numpy())
         lengths_only = PackedTensor(np.broadcast_to(np.uint8(0), (blob.numel(),)), footer)
         by_code(footer.format_code, footer.version).validate(lengths_only)
         if footer.format_code == Bf16W12.code:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import tests.golden
-from tests.formats import reference
+from tests.formats import gates, reference
 from wcodec.codec import encode
 from wcodec.errors import MalformedError, UnsupportedError
-from wcodec.formats.bf16_w12 import Bf16W12
 from wcodec.packed import PackedTensor
 
 HERE = Path(tests.golden.__file__).parent
@@ -40,10 +39,7 @@ def test_the_encoder_is_canonical(path):
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_bad_files_are_refused(path):
-    def read() -> None:
-        packed = PackedTensor.from_blob(path.read_bytes())
-        Bf16W12().check_patch_words(packed)
-
+@pytest.mark.parametrize("read", [gates.decode_on_host, gates.check_for_gpu])
+def test_bad_files_are_refused(path, read):
     with pytest.raises((MalformedError, UnsupportedError)):
-        read()
+        read(path.read_bytes())

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.formats import odd_blobs, reference
+from tests.formats import gates, odd_blobs, reference
 from wcodec.codec import encode
 from wcodec.errors import MalformedError, UnsupportedError
-from wcodec.formats.bf16_w12 import Bf16W12
-from wcodec.packed import PackedTensor
+from wcodec.packed import MAX_NDIM, PackedTensor
 
 LIBERTIES = [
     {},
@@ -21,6 +20,12 @@ LIBERTIES = [
     {"patch_more": 1.0},
     {"patch_more": 0.01, "unused_overflow": 5},
 ]
+
+
+def test_as_many_dims_as_a_footer_holds():
+    packed = encode(np.full((1,) * (MAX_NDIM - 2) + (64, 64), 0x3C00, np.uint16), format="bf16-w12")
+    assert gates.decode_on_host(packed.blob.tobytes()).shape == packed.shape
+    gates.check_for_gpu(packed.blob.tobytes())
 
 
 @pytest.mark.parametrize("liberties", LIBERTIES, ids=str)
@@ -61,13 +66,10 @@ GOOD = good_blob()
 @pytest.mark.parametrize(
     ("name", "bad"), list(odd_blobs.bad_blobs(GOOD)), ids=lambda v: v if isinstance(v, str) else ""
 )
-def test_bad_blobs_are_refused_in_one_line(name, bad):
-    def read() -> None:
-        packed = PackedTensor.from_blob(bad, file="model.safetensors", tensor="a.weight")
-        Bf16W12().check_patch_words(packed)
-
+@pytest.mark.parametrize("read", [gates.decode_on_host, gates.check_for_gpu])
+def test_bad_blobs_are_refused_in_one_line(name, bad, read):
     with pytest.raises((MalformedError, UnsupportedError)) as caught:
-        read()
+        read(bad)
     assert "\n" not in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from wcodec.container.record import RECORD_NAME
 from wcodec.dtypes import DTYPES, numel
 from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats import by_code
-from wcodec.packed import ALIGNMENT_BYTES, Footer
+from wcodec.packed import ALIGNMENT_BYTES, TAIL_BYTES, Footer
 from wcodec.readers import TensorInfo, open_source
 
 SCHEMA = "wcodec.info/1"
@@ -158,7 +158,7 @@ def _facts(tensor: TensorInfo) -> TensorFacts:
     name, file, nbytes = tensor.name, tensor.file.name, tensor.nbytes
     if tensor.dtype == "U8" and len(tensor.shape) == 1 and nbytes and nbytes % ALIGNMENT_BYTES == 0:
         with contextlib.suppress(MalformedError, UnsupportedError):
-            footer = Footer.parse(tensor.read()[-2 * ALIGNMENT_BYTES :])
+            footer = Footer.parse(tensor.read()[-TAIL_BYTES:])
             form = by_code(footer.format_code, footer.version).id
             original = numel(footer.shape) * DTYPES[footer.dtype].bits // 8
             return TensorFacts(name, file, form, footer.dtype, footer.shape, original, nbytes, footer.digest)

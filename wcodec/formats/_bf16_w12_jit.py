@@ -172,21 +172,6 @@ def _patch(tile: Any, first_row: int, entry: int) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def find_bad_patch_word(bricks: Any, overflow_count: int) -> int:
-    """Index of the first brick whose patch words a decoder must not follow, or −1."""
-    for index in range(bricks.shape[0]):
-        for quarter in range(4):
-            word = bricks[index, PATCHES_AT + 16 * quarter : PATCHES_AT + 16 * quarter + 16]
-            if word[15] <= INLINE_PATCHES:
-                continue
-            start, count = _overflow_range(word)
-            possible = INLINE_PATCHES < count <= 16 * TILE and start + count <= overflow_count
-            if word[15] != OVERFLOW_TAG or not possible:
-                return index
-    return -1
-
-
-@numba.njit(nogil=True, cache=True)
 def _apply_patch_word(tile: Any, quarter: int, word: Any, overflow: Any) -> bool:
     """Patch a decoded quarter; False if the patch word is malformed."""
     tag = word[15]

@@ -206,23 +206,6 @@ class Bf16W12(Format):
         if bad >= 0:
             raise MalformedError(f"the patch word of brick {first * tile_columns + bad} is malformed")
 
-    def check_patch_words(self, packed: PackedTensor) -> None:
-        """Check that no patch word leads a decoder outside the blob; reads one percent of it.
-
-        `decode` checks as it goes. The GPU decoders do not: call this before a blob that came from
-        outside reaches one.
-
-        Raises
-        ------
-        MalformedError
-            If a patch word is malformed.
-        """
-        from wcodec.formats._bf16_w12_jit import find_bad_patch_word
-
-        bad = find_bad_patch_word(self.parts(packed)[0], packed.overflow_count)
-        if bad >= 0:
-            raise MalformedError(f"the patch word of brick {bad} is malformed")
-
     def granule(self, packed: PackedTensor) -> int:
         """See `Format.granule`: one row tile."""
         return max(2 * TILE * packed.matrix[1], 1)

@@ -13,13 +13,12 @@ from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats.bf16_w12 import Bf16W12
 from wcodec.formats.raw import Raw
 from wcodec.integrations.swapping import may_shrink, put_packed
-from wcodec.packed import ALIGNMENT_BYTES, Footer, PackedTensor
+from wcodec.packed import TAIL_BYTES, Footer, PackedTensor
 from wcodec.state import PackedWeight, wrap_blob
 
 if TYPE_CHECKING:
     from wcodec.integrations.transformers import WCodecHfQuantizer
 
-_TAIL_BYTES = 2 * ALIGNMENT_BYTES  # holds the footer and any number of dims
 _VIEW_BYTES = 16  # alignment of a blob that is read through wider types
 
 
@@ -135,7 +134,7 @@ def _open(blob: torch.Tensor, name: str, **settings: Any) -> PackedWeight | torc
 
 def _format_code(blob: torch.Tensor) -> int:
     try:
-        return Footer.parse(blob[-min(blob.numel(), _TAIL_BYTES) :].cpu().numpy()).format_code
+        return Footer.parse(blob[-TAIL_BYTES:].cpu().numpy()).format_code
     except MalformedError:
         return Raw.code  # whoever opens it says what is wrong
 
