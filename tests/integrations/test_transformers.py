@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import filecmp
 import importlib
 import json
@@ -19,7 +20,16 @@ pytest.importorskip("transformers", minversion="5.24")
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    conversion_mapping,
+)
+from transformers.core_model_loading import Transpose, WeightConverter
 
 import wcodec.integrations.loading as loading
 import wcodec.integrations.transformers as integration
@@ -257,7 +267,16 @@ def test_a_model_can_be_pickled(llama: Path) -> None:
 
 WITHOUT_US = """
 import sys
-from transformers import AutoModelForCausalLM, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    conversion_mapping,
+)
+from transformers.core_model_loading import Transpose, WeightConverter
 AutoModelForCausalLM.from_pretrained(sys.argv[1])
 assert "wcodec" not in sys.modules
 print("loaded")
@@ -422,24 +441,68 @@ def test_an_encoder(tmp_path: Path) -> None:
     assert torch.equal(ours.pooler_output, theirs.pooler_output)
 
 
-def test_layers_that_a_model_keeps_in_fp32_are_left(tmp_path: Path) -> None:
+def test_an_encoder_and_decoder(tmp_path: Path) -> None:
     torch.manual_seed(4)
     config = T5Config(vocab_size=320, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4)
     T5ForConditionalGeneration(config).bfloat16().save_pretrained(tmp_path / "plain")
     pack_directory(tmp_path / "plain", tmp_path / "packed")
-    for folder, more in (
-        (tmp_path / "plain", {"quantization_config": WCodecConfig()}),
-        (tmp_path / "packed", {}),
-    ):
-        model = T5ForConditionalGeneration.from_pretrained(folder, **more)
-        plain = T5ForConditionalGeneration.from_pretrained(tmp_path / "plain")
-        kept = "encoder.block.0.layer.1.DenseReluDense.wo"
-        assert model.hf_quantizer.reasons[f"{kept}.weight"] == "the model keeps it in FP32"
-        assert "encoder.block.0.layer.1.DenseReluDense.wi" in packed_names(model)
-        ours, theirs = model.get_submodule(kept).weight, plain.get_submodule(kept).weight
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
-        with torch.no_grad():
-            logits = model(input_ids=PROMPT, decoder_input_ids=PROMPT).logits
-            expected = sum_in_fp32(plain)(input_ids=PROMPT, decoder_input_ids=PROMPT).logits
-        assert (logits.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
+    plain, model = (
+        T5ForConditionalGeneration.from_pretrained(tmp_path / each) for each in ("plain", "packed")
+    )
+    assert {f"encoder.block.0.layer.1.DenseReluDense.{each}" for each in ("wi", "wo")} <= packed_names(model)
+    assert_same_weights(model, plain)
+    with torch.no_grad():
+        logits = model(input_ids=PROMPT, decoder_input_ids=PROMPT).logits
+        expected = sum_in_fp32(plain)(input_ids=PROMPT, decoder_input_ids=PROMPT).logits
+    assert torch.equal(logits, expected)
+
+
+def test_weights_that_the_model_converts_are_converted_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write_model(tmp_path / "plain")
+    pack_directory(plain, tmp_path / "packed")
+    before = load(plain).model.layers[0].self_attn.q_proj.weight
+    turned = WeightConverter("q_proj.weight", "q_proj.weight", operations=[Transpose(0, 1)])
+    original = conversion_mapping.get_checkpoint_conversion_mapping
+    monkeypatch.setattr(
+        conversion_mapping,
+        "get_checkpoint_conversion_mapping",
+        lambda kind: [copy.deepcopy(turned)] if kind == "llama" else original(kind),
+    )
+    for model in (load_packing(plain), load(tmp_path / "packed")):
+        layer = model.model.layers[0].self_attn.q_proj
+        assert isinstance(layer, PackedLinear)
+        assert torch.equal(layer.packed_weight().to_bf16(), before.T)
+        model.save_pretrained(tmp_path / "saved")
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert torch.equal(saved["model.layers.0.self_attn.q_proj.weight"], before)
+        assert saved["model.layers.0.self_attn.k_proj.weight"].dtype == torch.uint8
+        assert_same_weights(load(tmp_path / "saved"), model)
+
+
+def test_unpacked_blobs_get_the_dtype_that_the_model_keeps(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_directory(llama, tmp_path / "packed")
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"o_proj"})
+    for model in (load(llama), load_packing(llama), load(tmp_path / "packed")):
+        weight = model.model.layers[1].self_attn.o_proj.weight
+        assert isinstance(weight, torch.nn.Parameter)
+        assert weight.dtype == torch.float32
+        reasons = getattr(model, "hf_quantizer", None) and model.hf_quantizer.reasons
+        assert not reasons or "FP32" in reasons["model.layers.1.self_attn.o_proj.weight"]
+        assert torch.equal(weight, load(llama).model.layers[1].self_attn.o_proj.weight)
+
+
+@pytest.mark.parametrize("where", [0.1, 0.3, 0.5, 0.7])
+def test_any_damage_of_a_stored_blob_is_found(where: float, llama: Path, tmp_path: Path) -> None:
+    pack_directory(llama, tmp_path / "packed", profile="storage")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        blob = tensors["lm_head.weight"]
+        blob[int(where * blob.numel())] ^= 4
+
+    rewrite(tmp_path / "packed", change)
+    with pytest.raises(RuntimeError):
+        load(tmp_path / "packed")

@@ -149,7 +149,8 @@ class WCodecHfQuantizer(HfQuantizer):
     def _choose(self, model: Any) -> tuple[set[str], dict[str, str]]:
         """Sort the linear layers into those to pack and those to leave, by the names of their weights."""
         tied = {*model.all_tied_weights_keys.keys(), *model.all_tied_weights_keys.values()}
-        in_fp32 = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
+        # Searched for in names, as the loader does; the patterns that are not strict count for FP16 alone.
+        in_fp32 = [each.replace("*", ".*") for each in model._keep_in_fp32_modules_strict or ()]
         skipped = self.quantization_config.modules_to_not_convert or []
         targets, reasons = set(), {}
         for name, module in model.named_modules():
@@ -162,7 +163,7 @@ class WCodecHfQuantizer(HfQuantizer):
                 reasons[key] = "is tied to an embedding"
             elif not should_convert_module(name, skipped):
                 reasons[key] = "is in modules_to_not_convert"
-            elif not should_convert_module(name, in_fp32):
+            elif any(re.search(pattern, key) for pattern in in_fp32):
                 reasons[key] = "the model keeps it in FP32"
             else:
                 targets.add(key)
