@@ -64,7 +64,8 @@ class Logical:
 
 #: Weights that share a scale, and the dtypes a scale may be stored in, by kind.
 BLOCKS = {"nvfp4": (16, {"F8_E4M3"}), "mxfp4": (32, {"F8_E8M0", "U8"})}
-_CODES = {"U8", "I8", "F4"}
+#: Dtypes that 4-bit codes may be stored in.
+CODES = {"U8", "I8", "F4"}
 _ROLE = re.compile(
     r"(?P<stem>.*?)[._](?P<role>weight_packed|weight_scale_2|weight_global_scale|weight_scale|input_scale|input_global_scale"
     r"|blocks|scales|scale|weight)"
@@ -93,6 +94,12 @@ def kind_of(dtype: str) -> str:
     return "int" if known is not None and known.kind in ("int", "uint") and dtype != "U8" else "bytes"
 
 
+def stem_and_role(name: str) -> tuple[str, str]:
+    """What siblings' names share, and what the name says its tensor is: ``("q", "weight_scale")``."""
+    match = _ROLE.fullmatch(name)
+    return (match["stem"], match["role"]) if match else (name, "weight")
+
+
 def group(tensors: Sequence[Stored]) -> list[Logical]:
     """Fold stored tensors into logical ones, in the order of their first part.
 
@@ -103,8 +110,7 @@ def group(tensors: Sequence[Stored]) -> list[Logical]:
     """
     families: dict[str, dict[str, Stored]] = {}
     for tensor in tensors:
-        match = _ROLE.fullmatch(tensor.name)
-        stem, role = (match["stem"], match["role"]) if match else (tensor.name, "weight")
+        stem, role = stem_and_role(tensor.name)
         families.setdefault(stem, {}).setdefault(role, tensor)
     leaders: dict[str, Logical] = {}
     followers: set[str] = set()
@@ -122,7 +128,7 @@ def group(tensors: Sequence[Stored]) -> list[Logical]:
 
 def _block_scaled(family: dict[str, Stored]) -> Logical | None:
     codes = next((family[role] for role in ("weight_packed", "blocks", "weight") if role in family), None)
-    if codes is None or codes.dtype not in _CODES:
+    if codes is None or codes.dtype not in CODES:
         return None
     for scale in (family[role] for role in _SCALE_ROLES if role in family):
         for kind, (block, dtypes) in BLOCKS.items():

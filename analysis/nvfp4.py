@@ -9,21 +9,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from wcodec.analysis.fields import entropy
-from wcodec.analysis.grouping import BLOCKS, Logical, Stored, group
-from wcodec.formats.nvfp4_s5 import BRICK_BYTES, PATCH_BYTES, TILE, best_window
+from wcodec.analysis.grouping import BLOCKS, CODES, Logical, Stored, group, stem_and_role
+from wcodec.formats.nvfp4_s5 import (
+    BLOCK,
+    BRICK_BYTES,
+    MAX_BRICKS,
+    PATCH_BYTES,
+    TILE,
+    WINDOW,
+    Plan,
+    best_window,
+)
 from wcodec.units import percent
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
+#: Widths of scale windows that findings compare.
 WINDOWS = (16, 32, 64)
+NOT_WRITTEN = "wcodec pack does not write it yet"
 _NAN = (0x7F, 0xFF)
+_FP8 = {"F8_E4M3", "F8_E5M2"}
+_SCALE_DTYPES = {dtype for _, dtypes in BLOCKS.values() for dtype in dtypes}
+_GLOBAL_ROLES = {"weight_scale_2", "weight_global_scale"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +89,12 @@ class Findings:
         Both entropies per weight: what no order-0 code goes below.
     windows : dict of int to float
         Fraction of the scale bytes outside the best window of 16, 32 and 64 consecutive values.
+    stored_bits_per_weight : float
+        Nibbles and scale bytes as they are.
     bits_per_weight : float
-        What `nvfp4-s5` takes, footer and edge bricks aside; as stored for other kinds.
+        What `nvfp4-s5` would take; as stored where it is not smaller, and for other kinds.
+    packed_bytes : int or None
+        Bytes of that blob; None where it is not smaller, and where the shape is unknown.
     flags : tuple of str
         What is odd, in plain words.
     verdict : str
@@ -86,7 +104,9 @@ class Findings:
     scale_entropy: float
     floor_bits_per_weight: float
     windows: dict[int, float]
+    stored_bits_per_weight: float
     bits_per_weight: float
+    packed_bytes: int | None
     flags: tuple[str, ...]
     verdict: str
 
@@ -103,38 +123,93 @@ def group_logical(tensors: Sequence[Stored]) -> list[LogicalTensor]:
         All tensors of one source.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
-    return [_roles(found, by_name) for found in group(tensors) if found.kind in BLOCKS]
+    return [
+        roles(found, [by_name[name] for name in found.parts])
+        for found in group(tensors)
+        if found.kind in BLOCKS
+    ]
 
 
 def orphans(tensors: Sequence[Stored]) -> list[str]:
-    """Names of block scales whose weight is missing: E4M3 or E8M0 tensors that scale nothing here."""
-    used = {name for found in group(tensors) for name in (found.parts if len(found.parts) > 1 else ())}
+    """Names of block scales whose weight is missing: one-byte scales that scale nothing here.
+
+    E8M0 scales beside FP8 weights are none: those blocks are larger, and no format of ours is about them.
+    """
+    used = _used(tensors)
+    scaled = {_module(t.name) for t in tensors if t.dtype in _FP8 and not _is_scale(t.name)}
     return [
         t.name
         for t in tensors
-        if t.name not in used and t.dtype in ("F8_E4M3", "F8_E8M0") and "scale" in t.name.rsplit(".", 1)[-1]
+        if t.dtype in _SCALE_DTYPES
+        and _is_scale(t.name)
+        and t.name not in used
+        and _module(t.name) not in scaled
     ]
 
 
-def _roles(found: Logical, by_name: dict[str, Stored]) -> LogicalTensor:
-    codes, scale, *sides = found.parts
-    scalars = [
-        name for name in sides if by_name[name].dtype == "F32" and "input" not in name.rsplit(".", 1)[-1]
-    ]
+def unscaled(tensors: Sequence[Stored]) -> list[str]:
+    """Names of 4-bit codes whose block scales are missing or do not fit: they are left as plain bytes.
+
+    Only what an exporter calls packed or blocks is taken for codes, and what has a global scale beside it.
+    """
+    used = _used(tensors)
+    families: dict[str, set[str]] = {}
+    for t in tensors:
+        stem, role = stem_and_role(t.name)
+        families.setdefault(stem, set()).add(role)
+    found = []
+    for t in tensors:
+        stem, role = stem_and_role(t.name)
+        codes = role in ("weight_packed", "blocks") or (role == "weight" and families[stem] & _GLOBAL_ROLES)
+        if codes and t.dtype in CODES and t.name not in used:
+            found.append(t.name)
+    return found
+
+
+def _used(tensors: Sequence[Stored]) -> set[str]:
+    """Names of all parts of block-scaled weights."""
+    return {name for found in group(tensors) if found.kind in BLOCKS for name in found.parts}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _is_scale(name: str) -> bool:
+    return "scale" in name.rpartition(".")[2]
+
+
+def roles(found: Logical, parts: Sequence[Stored]) -> LogicalTensor:
+    """Say which part of a block-scaled weight is what.
+
+    Parameters
+    ----------
+    found : Logical
+        Of kind ``nvfp4`` or ``mxfp4``.
+    parts : sequence of Stored
+        Its stored tensors: codes, block scales, then the others.
+    """
+    scalars = [t.name for t in parts[2:] if t.dtype == "F32" and "input" not in t.name.rsplit(".", 1)[-1]]
     flags = ["no global scale beside it"] if found.kind == "nvfp4" and not scalars else []
     return LogicalTensor(
         found.name,
         found.kind,
         found.shape,
-        codes,
-        scale,
+        parts[0].name,
+        parts[1].name,
         scalars[0] if scalars else None,
-        tuple(name for name in sides if name not in scalars[:1]),
+        tuple(t.name for t in parts[2:] if t.name not in scalars[:1]),
         tuple(flags),
     )
 
 
-def inspect(kind: str, nibbles: I64, scales: I64, global_scales: F64 | None = None) -> Findings:
+def inspect(
+    kind: str,
+    nibbles: I64,
+    scales: I64,
+    global_scales: F64 | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Findings:
     """Judge a block-scaled weight by its counts.
 
     Parameters
@@ -147,44 +222,118 @@ def inspect(kind: str, nibbles: I64, scales: I64, global_scales: F64 | None = No
         Counts of the scale bytes.
     global_scales : numpy.ndarray of float64, optional
         Values of the scale of the whole tensor.
+    shape : tuple of int, optional
+        Weights along each axis. With it, the size in `nvfp4-s5` is that of the blob, to the byte where
+        everything was counted; without it, the footer and bricks over the edge are left out.
     """
-    block = BLOCKS[kind][0]
     in_nibbles, in_scales = entropy(nibbles), entropy(scales)
     count = int(scales.sum())
-    missed = {width: best_window(scales, width)[1] for width in WINDOWS}
-    stored = 4 + 8 / block
-    takes = stored
-    if kind == "nvfp4" and count:
-        bricks = 8 * BRICK_BYTES[True] / TILE**2 + 8 * PATCH_BYTES * missed[32] / (block * count)
-        takes = min(stored, bricks)
-    floor = in_nibbles + in_scales / block
-    flags = (*_scale_flags(kind, scales), *_global_flags(global_scales))
-    return Findings(
+    windows = {width: best_window(scales, width)[1] / count if count else math.nan for width in WINDOWS}
+    share = _scales_per_weight(kind, shape)
+    stored = 4 + 8 * share
+    floor = in_nibbles + in_scales * share
+    takes, nbytes = _in_s5(kind, shape, windows[WINDOW], stored)
+    found = Findings(
         in_nibbles,
         in_scales,
         floor,
-        {width: out / count if count else math.nan for width, out in missed.items()},
+        windows,
+        stored,
         takes,
-        flags,
-        _verdict(
-            kind, in_nibbles, in_scales, floor, stored, takes, missed[32] / count if count else math.nan
-        ),
+        nbytes,
+        (*_scale_flags(kind, scales), *_global_flags(global_scales)),
+        "",
     )
+    return replace(found, verdict=_verdict(kind, shape, found))
 
 
-def _verdict(
-    kind: str, nibbles: float, scales: float, floor: float, stored: float, takes: float, missed: float
-) -> str:
-    if math.isnan(floor):
+def assume(kind: str, shape: tuple[int, ...]) -> Findings:
+    """What dtype and shape alone say of a block-scaled weight: sizes as if every scale fitted the window.
+
+    Parameters
+    ----------
+    kind : str
+        ``nvfp4`` or ``mxfp4``.
+    shape : tuple of int
+        Weights along each axis.
+    """
+    stored = 4 + 8 * _scales_per_weight(kind, shape)
+    takes, nbytes = _in_s5(kind, shape, 0.0, stored)
+    if takes < stored:
+        verdict = f"if its scales fit a 5-bit window, {would_take(takes, stored)}; {NOT_WRITTEN}"
+    else:
+        verdict = f"leave it as it is, {stored:.2f} bits per weight: {_why_left(kind, shape, math.nan)}"
+    windows = dict.fromkeys(WINDOWS, math.nan)
+    return Findings(math.nan, math.nan, math.nan, windows, stored, takes, nbytes, (), verdict)
+
+
+def s5_bytes(shape: tuple[int, ...], missed: float) -> int | None:
+    """Bytes of an NVFP4 weight as a blob of `nvfp4-s5`; None where it is not smaller than what is stored.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Weights along each axis.
+    missed : float
+        Fraction of the scale bytes outside the best window.
+    """
+    weights = math.prod(shape)
+    if shape[-1] % BLOCK:
+        return None
+    plan = Plan(0, round(missed * weights / BLOCK), shape)
+    rows, columns = plan.matrix
+    if -(-rows // TILE) * -(-columns // TILE) >= MAX_BRICKS or plan.nbytes >= weights * 9 // 16:
+        return None
+    return plan.nbytes
+
+
+def _scales_per_weight(kind: str, shape: tuple[int, ...] | None) -> float:
+    """Scale bytes per weight: a little more than one per block where the last block of a row is short."""
+    block = BLOCKS[kind][0]
+    return -(-shape[-1] // block) / shape[-1] if shape else 1 / block
+
+
+def _in_s5(
+    kind: str, shape: tuple[int, ...] | None, missed: float, stored: float
+) -> tuple[float, int | None]:
+    """Bits per weight that `nvfp4-s5` takes, and its bytes where they are known; else as stored."""
+    if kind != "nvfp4" or math.isnan(missed):
+        return stored, None
+    if shape is None:
+        return min(stored, 8 * BRICK_BYTES[True] / TILE**2 + 8 * PATCH_BYTES * missed / BLOCK), None
+    nbytes = s5_bytes(shape, missed)
+    return (stored, None) if nbytes is None else (8 * nbytes / math.prod(shape), nbytes)
+
+
+def would_take(takes: float, stored: float) -> str:
+    """What `nvfp4-s5` comes to, in words; both in bits per weight."""
+    return f"nvfp4-s5 would take {takes:.2f} bits per weight instead of {stored:.2f}"
+
+
+def _verdict(kind: str, shape: tuple[int, ...] | None, found: Findings) -> str:
+    if math.isnan(found.floor_bits_per_weight):
         return "no weights"
-    where = f"nibbles hold {nibbles:.2f} of 4 bits, scale bytes {scales:.1f} of 8: "
+    takes, stored = found.bits_per_weight, found.stored_bits_per_weight
+    missed, floor = found.windows[WINDOW], f"(floor {found.floor_bits_per_weight:.2f})"
+    where = f"nibbles hold {found.nibble_entropy:.2f} of 4 bits, scale bytes {found.scale_entropy:.1f} of 8: "
     if takes < stored:
         return (
             f"{where}only the scales can shrink; {percent(missed)} of them miss a 5-bit window, "
-            f"so nvfp4-s5 takes {takes:.2f} bits per weight instead of {stored:.2f} (floor {floor:.2f})"
+            f"so {would_take(takes, stored)} {floor}; {NOT_WRITTEN}"
         )
-    why = "they fill no 5-bit window" if kind == "nvfp4" else f"there is one per {BLOCKS[kind][0]} weights"
-    return f"{where}leave it as it is, {stored:.2f} bits per weight (floor {floor:.2f}); {why}"
+    why = _why_left(kind, shape, missed)
+    return f"{where}leave it as it is, {stored:.2f} bits per weight {floor}: {why}"
+
+
+def _why_left(kind: str, shape: tuple[int, ...] | None, missed: float) -> str:
+    if kind != "nvfp4":
+        block = BLOCKS[kind][0]
+        return f"no format for {kind.upper()} yet, one scale byte per {block} weights leaves little to gain"
+    if shape is not None and shape[-1] % BLOCK:
+        return "its rows end inside a block, which nvfp4-s5 cannot hold"
+    if shape is not None and s5_bytes(shape, 0.0) is None:
+        return "nvfp4-s5 would not be smaller, the weight is too small or too thin to fill 64 × 64 bricks"
+    return f"nvfp4-s5 would not be smaller, {percent(missed)} of its scale bytes miss a 5-bit window"
 
 
 def _scale_flags(kind: str, scales: I64) -> list[str]:
