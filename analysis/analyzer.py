@@ -7,10 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from itertools import islice
 
 from wcodec.analysis.cost import DEFAULT_GPU, Gpu, find_gpu, judge
 from wcodec.analysis.findings import TensorReport
-from wcodec.analysis.grouping import Logical, group
+from wcodec.analysis.grouping import BLOCKS, Logical, group
+from wcodec.analysis.nvfp4 import roles
+from wcodec.analysis.remarks import remarks
 from wcodec.analysis.report import Report, SourceReport
 from wcodec.analysis.scan import Scan, ScanTask, scan
 from wcodec.errors import UnsupportedError
@@ -80,7 +83,8 @@ def analyze(
     """
     target = find_gpu(gpu) if isinstance(gpu, str) else gpu
     names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    sources = [open_source(path, include=tuple(include), exclude=tuple(exclude)) for path in names]
+    include, exclude = tuple(include), tuple(exclude)
+    sources = [open_source(path, include=include, exclude=exclude) for path in names]
     found = [(source, _logical(source)) for source in sources]
     tensors = [each for _, logical in found for each in logical]
     tasks = list(_tasks(tensors, sample_bytes))
@@ -89,8 +93,14 @@ def analyze(
     else:
         with ThreadPoolExecutor(workers or _threads(sources), "wcodec-analyze") as threads:
             scans = _run(threads, tasks, progress)
+    # What a glob keeps out is not missing.
+    whole = not include and not exclude
+    reports = list(_judge(tensors, scans, target, whole))
+    mine = iter(reports)
     return Report(
-        tuple(_source_report(source) for source in sources), tuple(_judge(tensors, scans, target)), target
+        tuple(_source_report(s, list(islice(mine, len(logical))), whole) for s, logical in found),
+        tuple(reports),
+        target,
     )
 
 
@@ -149,8 +159,11 @@ def _run(
     return [each for i in range(len(tasks)) for each in results[i]]
 
 
-def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu) -> Iterator[TensorReport]:
-    """Reports of all tensors. Blobs lie at the start of their packed file, one after another."""
+def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu, whole: bool) -> Iterator[TensorReport]:
+    """Reports of all tensors. Blobs lie at the start of their packed file, one after another.
+
+    `whole` says that sources show all their tensors, so that siblings can be called missing.
+    """
     ends: Counter[str] = Counter()
     for (logical, parts), found in zip(tensors, scans, strict=True):
         packed_bytes = found.payload_bytes
@@ -158,7 +171,8 @@ def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu) -> Iterato
             file = str(parts[0].file)
             packed_bytes += _entry_bytes(logical.name, ends[file], found.payload_bytes)
             ends[file] += found.payload_bytes
-        yield _tensor_report(logical, parts, found, packed_bytes, gpu)
+        missing = roles(logical, parts).flags if whole and logical.kind in BLOCKS else ()
+        yield _tensor_report(logical, parts, found, packed_bytes, gpu, missing)
 
 
 def _entry_bytes(name: str, begin: int, nbytes: int) -> int:
@@ -169,7 +183,12 @@ def _entry_bytes(name: str, begin: int, nbytes: int) -> int:
 
 
 def _tensor_report(
-    logical: Logical, parts: tuple[TensorInfo, ...], found: Scan, packed_bytes: int, gpu: Gpu
+    logical: Logical,
+    parts: tuple[TensorInfo, ...],
+    found: Scan,
+    packed_bytes: int,
+    gpu: Gpu,
+    missing: tuple[str, ...],
 ) -> TensorReport:
     return TensorReport(
         name=logical.name,
@@ -194,14 +213,16 @@ def _tensor_report(
         ),
         exponent_counts=found.exponent_counts,
         sampled=found.sampled,
+        flags=missing + (found.blocks.flags if found.blocks else ()),
+        blocks=found.blocks,
     )
 
 
-def _source_report(source: Source) -> SourceReport:
+def _source_report(source: Source, reports: Sequence[TensorReport], whole: bool) -> SourceReport:
     return SourceReport(
         str(source.path),
         source.kind,
         tuple(str(file) for file in source.files),
         tuple(source.differences),
-        tuple(source.remarks),
+        (*source.remarks, *remarks(reports, source.tensors if whole else ())),
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wcodec.analysis.cost import Verdict, ratio
 from wcodec.analysis.coverage import coverage, high_exponent_counts
 from wcodec.analysis.fields import Entropy
+
+if TYPE_CHECKING:
+    from wcodec.analysis.nvfp4 import Findings
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,10 @@ class TensorReport:
         Weights per value of the exponent; empty where it was not counted.
     sampled : bool
         Whether the figures are estimates from a part of the tensor.
+    flags : tuple of str
+        What is odd about a block-scaled kind's values and parts, in plain words.
+    blocks : Findings, optional
+        Nibbles and scale bytes of block-scaled kinds, and what ``nvfp4-s5`` would take.
     """
 
     name: str
@@ -113,6 +120,8 @@ class TensorReport:
     verdict: Verdict
     exponent_counts: tuple[int, ...] = field(repr=False, default=())
     sampled: bool = False
+    flags: tuple[str, ...] = ()
+    blocks: Findings | None = None
 
     @property
     def floor_bits_per_weight(self) -> float:
@@ -160,9 +169,24 @@ class TensorReport:
             "ratio": self.ratio,
             "coverage": coverage_dict(self.coverage),
             "exponents": {"first": first, "counts": counts} if counts else None,
+            **_blocks_dict(self.blocks),
+            "flags": list(self.flags),
             "sampled": self.sampled,
             "verdict": asdict(self.verdict),
         }
+
+
+def _blocks_dict(blocks: Findings | None) -> dict[str, Any]:
+    """What only block-scaled kinds have, as JSON-ready values; the keys are there for every tensor."""
+    if blocks is None:
+        return dict.fromkeys(("nibble_entropy", "scale_entropy", "scale_windows", "nvfp4_s5"))
+    packed = {"bytes": blocks.packed_bytes, "bits_per_weight": blocks.bits_per_weight}
+    return {
+        "nibble_entropy": blocks.nibble_entropy,
+        "scale_entropy": blocks.scale_entropy,
+        "scale_windows": {str(width): missed for width, missed in blocks.windows.items()},
+        "nvfp4_s5": packed if blocks.packed_bytes is not None else None,
+    }
 
 
 def entropy_dict(entropy: Entropy) -> dict[str, float]:

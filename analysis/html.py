@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from wcodec import __version__
+from wcodec.analysis.blocks import blocks_summary
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_figure, heat_map
 from wcodec.analysis.findings import Coverage, TensorReport
@@ -59,6 +60,7 @@ def render(report: Report) -> str:
         hidden_rows=len(report.tensors) - len(shown),
         pictures=[_picture(t) for t in shown],
         notes=[text for source in report.sources for text in (*source.differences, *source.remarks)],
+        nvfp4=blocks_summary(report.tensors),
         sampled=any(t.sampled for t in report.tensors),
     )
 

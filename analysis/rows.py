@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wcodec.analysis.blocks import blocks_reason
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.fields import Entropy
 from wcodec.analysis.findings import TensorReport
@@ -92,6 +93,8 @@ class Row:
     @property
     def reason(self) -> str:
         """Why tensors are left; empty where all are packed."""
+        if len(self.tensors) > 1 and self.first.blocks is not None:
+            return blocks_reason(self.tensors)
         return next((t.verdict.reason for t in self.tensors if t.verdict.action == "leave"), "")
 
     @property
@@ -119,6 +122,16 @@ def folded_rows(tensors: Sequence[TensorReport]) -> list[Row]:
         Row(pattern if len(members) > 1 else members[0].name, tuple(members))
         for (pattern, _, _), members in folded.items()
     ]
+
+
+def by_block_kind(rows: Sequence[Row]) -> list[Row]:
+    """Rows with those of block-scaled kinds folded into one per kind: their reasons differ in figures."""
+    folded: dict[str, list[TensorReport]] = {}
+    for row in rows:
+        if row.first.blocks is not None:
+            folded.setdefault(row.first.kind, []).extend(row.tensors)
+    others = [row for row in rows if row.first.blocks is None]
+    return others + [Row(kind, tuple(members)) for kind, members in folded.items()]
 
 
 def sparkline(counts: Sequence[int], width: int = 16) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,17 @@ from wcodec.analysis.fields import (
     Layout,
     byte_histogram,
     count_fields,
-    entropy,
+    fold,
+    nibble_histogram,
 )
 from wcodec.analysis.findings import Exceptions, Window
 from wcodec.analysis.grouping import BLOCKS, Logical
 from wcodec.readers.base import CHUNK, TensorInfo
 from wcodec.readers.bytefile import Bytes
 from wcodec.units import percent
+
+if TYPE_CHECKING:
+    from wcodec.analysis.nvfp4 import Findings
 
 I64 = npt.NDArray[np.int64]
 
@@ -40,8 +45,6 @@ NAMES = {
     "fp8": "FP8",
     "fp4": "FP4",
     "e8m0": "E8M0 scales",
-    "nvfp4": "NVFP4",
-    "mxfp4": "MXFP4",
 }
 
 
@@ -86,6 +89,8 @@ class Scan:
     exceptions : Exceptions, optional
     sampled : bool
         Whether the figures are estimates from a part of the tensor.
+    blocks : Findings, optional
+        Of block-scaled kinds.
     """
 
     entropy: Entropy
@@ -96,6 +101,7 @@ class Scan:
     window: Window | None = None
     exceptions: Exceptions | None = None
     sampled: bool = False
+    blocks: Findings | None = None
 
 
 def scan(task: ScanTask) -> list[Scan]:
@@ -127,18 +133,14 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
         return _guess(logical, parts[0])
     if logical.kind == "bf16":
         found = _scan_bf16(parts[0], sample_bytes)
+    elif logical.kind in BLOCKS:
+        found = _scan_blocks(logical, parts, sample_bytes)
     else:
         counts = count_fields(_chunks(parts[0], sample_bytes), layout)
-        entropies = counts.entropy()
-        if logical.kind in BLOCKS:
-            scales = sum(
-                (byte_histogram(c) for c in _chunks(parts[1], sample_bytes)), np.zeros(256, np.int64)
-            )
-            entropies = replace(entropies, scale=entropy(scales) * parts[1].nbytes / logical.numel)
         reason = f"no format for {NAMES[logical.kind]} yet"
         if logical.kind == "fp32" and counts.mantissa[1][0] == logical.numel:
             reason = "FP32 that holds only BF16 values: cast it to BF16, which is exact, and pack that"
-        found = Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes, reason)
+        found = Scan(counts.entropy(), _tuple(counts.exponent), "raw", logical.nbytes, reason)
     if sample_bytes is not None and any(part.nbytes > sample_bytes for part in parts):
         return replace(found, sampled=True)
     return found
@@ -149,6 +151,11 @@ def _guess(logical: Logical, tensor: TensorInfo) -> Scan:
     from wcodec.formats.bf16_w12 import Bf16W12, Plan
 
     left = Scan(NO_ENTROPY, (), "raw", logical.nbytes, sampled=True)
+    if logical.kind in BLOCKS:
+        from wcodec.analysis.nvfp4 import assume
+
+        blocks = assume(logical.kind, logical.shape)
+        return replace(left, leave_reason=blocks.verdict, blocks=blocks)
     if logical.kind != "bf16":
         return replace(left, leave_reason=f"no format for {NAMES[logical.kind]} yet")
     size = Bf16W12().blob_bytes(Plan((), 0, tensor.shape), 0)
@@ -191,6 +198,31 @@ def _scan_bf16(tensor: TensorInfo, sample_bytes: int | None) -> Scan:
         window=Window(plan.kind, plan.table),
         exceptions=Exceptions(round(missed * tensor.numel), missed),
     )
+
+
+def _scan_blocks(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: int | None) -> Scan:
+    """Count the codes, the scale bytes and the global scales of a block-scaled weight, each once."""
+    from wcodec.analysis.nvfp4 import inspect, roles
+
+    nibbles = sum(map(nibble_histogram, _chunks(parts[0], sample_bytes)), np.zeros(16, np.int64))
+    scales = sum(map(byte_histogram, _chunks(parts[1], sample_bytes)), np.zeros(256, np.int64))
+    name = roles(logical, parts).global_scale
+    beside = next((part for part in parts[2:] if part.name == name), None)
+    globals_ = _floats(beside, sample_bytes) if beside is not None else None
+    blocks = inspect(logical.kind, nibbles, scales, globals_, logical.shape)
+    if sample_bytes is not None and any(part.nbytes > sample_bytes for part in parts):
+        blocks = replace(blocks, verdict=f"from a sample: {blocks.verdict}")
+    counts = fold(nibbles, LAYOUTS["F4"])
+    per_weight = parts[1].nbytes / logical.numel
+    entropies = replace(counts.entropy(), scale=blocks.scale_entropy * per_weight)
+    return Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes, blocks.verdict, blocks=blocks)
+
+
+def _floats(tensor: TensorInfo, sample_bytes: int | None) -> npt.NDArray[np.float64]:
+    """Values of an FP32 tensor that should be small; of one that is not, a sample."""
+    data = tensor.sample(min(CHUNK, sample_bytes or CHUNK))
+    with np.errstate(invalid="ignore"):  # signalling NaNs are NaNs
+        return data.view("<f4").astype(np.float64)
 
 
 def _layout(logical: Logical, codes: TensorInfo) -> Layout | None:

@@ -36,6 +36,13 @@ COLUMNS: dict[str, Callable[[TensorReport], Any]] = {
     "read_us": lambda t: t.verdict.read_us,
     "packed_read_us": lambda t: t.verdict.packed_read_us,
     "reason": lambda t: t.verdict.reason,
+    "h_nibble": lambda t: t.blocks and t.blocks.nibble_entropy,
+    "h_scale_byte": lambda t: t.blocks and t.blocks.scale_entropy,
+    "scales_outside_16": lambda t: t.blocks and t.blocks.windows[16],
+    "scales_outside_32": lambda t: t.blocks and t.blocks.windows[32],
+    "scales_outside_64": lambda t: t.blocks and t.blocks.windows[64],
+    "nvfp4_s5_bytes": lambda t: t.blocks and t.blocks.packed_bytes,
+    "flags": lambda t: "; ".join(t.flags),
 }
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 from rich.markup import escape
 from rich.text import Text
 
+from wcodec.analysis.blocks import blocks_summary
 from wcodec.analysis.cost import ratio
 from wcodec.analysis.findings import Window
 from wcodec.analysis.report import Report
-from wcodec.analysis.rows import FEW, Row, folded_rows, single_rows, sparkline
+from wcodec.analysis.rows import FEW, Row, by_block_kind, folded_rows, single_rows, sparkline
 from wcodec.analysis.totals import Bf16Totals
 from wcodec.units import bits, count, duration, percent, shape_text, size
 
@@ -128,8 +129,9 @@ def _left_line(rows: list[Row], report: Report) -> str:
 
 def _reasons(rows: list[Row]) -> str:
     reasons = Counter[str]()
-    for row in rows:
-        reasons[row.reason] += len(row.tensors)
+    for row in by_block_kind(rows):
+        kind = f"{row.name.upper()}: " if row.first.blocks is not None else ""
+        reasons[kind + row.reason] += len(row.tensors)
     return ", ".join(f"{number} {escape(reason)}" for reason, number in reasons.most_common())
 
 
@@ -223,6 +225,9 @@ def summary(report: Report, width: int) -> Iterator[str]:
         f"{before} → [bold green]{about}{after}[/] to read all weights once at {escape(gpu.name)}'s"
         f" {gpu.bandwidth / 1e12:.3g} TB/s"
     )
+    nvfp4 = blocks_summary(report.tensors)
+    if nvfp4:
+        yield f"[dim]{escape(nvfp4)}[/]"
 
 
 def _bars(bf16: Bf16Totals, scale: float) -> Iterator[str]:
