@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from pathlib import PurePath
 from typing import Any
 
@@ -60,7 +61,9 @@ def draw(report: Report) -> bytes:
     if heat is not None:
         _draw_heat(parts[2], heat)
     image = io.BytesIO()
-    figure.savefig(image, format="png", metadata={"Software": "wcodec"})
+    with warnings.catch_warnings():  # names in scripts that the font lacks show boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(image, format="png", metadata={"Software": "wcodec"})
     return image.getvalue()
 
 

@@ -168,6 +168,13 @@ def test_bad_options_are_one_line_and_two(model: Path, args: list[str], says: st
     assert done.stderr.count("\n") == 1
 
 
+def test_names_that_the_font_lacks_are_drawn_without_a_word(tmp_path: Path) -> None:
+    layers = {f"層.{i}.重み": gaussian((128, 128), i) for i in range(3)}
+    command = [sys.executable, "-m", "wcodec", "analyze", str(write(tmp_path / "m.safetensors", layers))]
+    done = subprocess.run([*command, "--plot", str(tmp_path / "p.png")], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_plot(model: Path, tmp_path: Path) -> None:
     assert run(model, "--plot", tmp_path / "p.png").exit_code == 0
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

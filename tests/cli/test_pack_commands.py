@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from tests.container.weightfiles import gaussian, mixed, write
 from wcodec.cli import main
-from wcodec.container import shards
+from wcodec.container import pack_file, shards
 from wcodec.errors import WCodecError
 
 
@@ -44,6 +44,23 @@ def test_the_round_trip(tmp_path: Path, source: Path) -> None:
     assert f"exact, same as {source}" in done.stdout
     assert run("unpack", packed, back, "--workers", "1").exit_code == 0
     assert back.read_bytes() == source.read_bytes()
+
+
+def test_unreadable_paths_are_named_by_whoever_reads_them(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_file(source, tmp_path / "p")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # The superuser may read anything: let the file system say no.
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "open", refuse)
+    for command in (["pack", source, "x"], ["unpack", tmp_path / "p", "x"], ["verify", tmp_path / "p"]):
+        done = run(*command)
+        assert done.exit_code == 2
+        assert done.stderr == f"wcodec: error: {command[1]}: may not be read; check its permissions\n"
 
 
 def test_a_directory(tmp_path: Path) -> None:

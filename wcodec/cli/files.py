@@ -25,7 +25,7 @@ force_option = click.option("-f", "--force", is_flag=True, help="Replace DST if 
 
 def path_argument(name: str) -> Callable[[Any], Any]:
     """A file or folder; whether it exists and fits is the container's question, which answers better."""
-    return click.argument(name, type=click.Path(), callback=_refuse_empty)
+    return click.argument(name, type=click.Path(readable=False), callback=_refuse_empty)
 
 
 def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str) -> Path:

@@ -25,7 +25,7 @@ Exit status: 0 exact, 1 a digest or the comparison differs, 2 malformed or unrea
 @click.option(
     "--against",
     metavar="SRC",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="Compare with this file or directory, byte for byte.",
 )
 @workers_option
