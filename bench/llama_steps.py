@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
+from wcodec.dispatch import DECODE
 from wcodec.formats.bf16_w12 import TILE
 from wcodec.nn import PackedLinear
+from wcodec.paths import product
 
 Call = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -125,7 +127,7 @@ class UncompressedBricks:
     Raises
     ------
     LookupError
-        On a call for a product that no fused kernel serves, which has nothing to compare.
+        On a call for a product that runs on the host, or has no counterpart.
     """
 
     def __init__(self) -> None:
@@ -155,6 +157,9 @@ class UncompressedBricks:
 
         weight = module.packed_weight()
         choice = weight.plan(tokens).choice
+        if choice.path == DECODE:  # there cuBLAS multiplies by the decoded weight
+            plain = weight.to_bf16()
+            return lambda x, out, bias: product(x, plain, out, bias)
         if choice.path not in KERNELS or choice.config is None:
             raise LookupError(f"{tokens} tokens of {weight.n} × {weight.k} run by {choice.path}")
         if id(module) not in self._bricks:
