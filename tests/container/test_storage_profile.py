@@ -93,6 +93,21 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_files_without_packed_tensors_are_converted_too(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model" / "a.safetensors", {"w": gaussian((64, 64))})
+    write(tmp_path / "model" / "b.safetensors", {"f": ("F32", (3,), bytes(12))})
+    for profile, other in (("run", "storage"), ("storage", "run")):
+        pack_directory(tmp_path / "model", tmp_path / profile, profile=profile)
+        pack_directory(tmp_path / profile, tmp_path / f"to-{other}", profile=other)
+    for profile in ("run", "storage"):
+        for name in ("a.safetensors", "b.safetensors", MANIFEST_NAME):
+            made = (tmp_path / f"to-{profile}" / name).read_bytes()
+            assert made == (tmp_path / profile / name).read_bytes()
+        with pytest.raises(UnsupportedError, match="packed already"):
+            pack_file(tmp_path / profile / "b.safetensors", tmp_path / "x", profile=profile)
+
+
 def test_a_damaged_file_is_not_converted(tmp_path: Path) -> None:
     source = write(tmp_path / "a", {"w": gaussian((64, 64)), "n": ("U8", (3,), b"abc")})
     pack_file(source, tmp_path / "s", profile="storage")

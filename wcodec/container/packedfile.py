@@ -138,8 +138,10 @@ class PackedFile:
     @property
     def profile(self) -> str:
         """Profile it was packed with; told from the formats, since metadata may get lost."""
-        storage = any(part.packed is not None and part.packed.format == "bf16-store" for part in self.parts)
-        return "storage" if storage else "run"
+        formats = {part.packed.format for part in self.parts if part.packed is not None}
+        if not formats:  # nothing but metadata tells the two apart
+            return (self.header.metadata or {}).get("wcodec.profile", "run")
+        return "storage" if "bf16-store" in formats else "run"
 
     @property
     def size(self) -> int:
