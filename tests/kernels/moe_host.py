@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import wcodec.decoders_cuda
+from tests.kernels.simt import EXPORTED, OWN_SYMBOLS
 from wcodec import moe
 from wcodec.kernels import moe as kernels
 
@@ -54,9 +55,9 @@ def _library(name: str, defines: tuple[tuple[str, int], ...]) -> Any:
     source.write_text(
         f'#include "ptx_moe.cuh"\n#include "{name}.cu"\n'
         f"namespace wc {{ namespace moe {{ alignas(1024) u8 shared[{SHARED_BYTES}]; }} }}\n"
-        'extern "C" void launch(unsigned grid, unsigned block, void** args) {\n'
+        f"{EXPORTED} void launch(unsigned grid, unsigned block, void** args) {{\n"
         f"    simt::launch([](void** a) {{ simt::call({name}, a); }}, grid, block, args);\n}}\n"
-        'extern "C" unsigned char* shared_memory() { return wc::moe::shared; }\n'
+        f"{EXPORTED} unsigned char* shared_memory() {{ return wc::moe::shared; }}\n"
     )
     shared = "static" if name == "sm80_moe_sum" else ""
     macros = [f"-DSHARED={shared}", *(f"-D{key}={value}" for key, value in defines)]
@@ -64,8 +65,7 @@ def _library(name: str, defines: tuple[tuple[str, int], ...]) -> Any:
         compiler,
         "-std=c++20",
         "-O2",
-        "-shared",
-        "-fPIC",
+        *OWN_SYMBOLS,
         "-w",
         *macros,
         str(source),

@@ -18,6 +18,12 @@ _SOURCES = Path(next(iter(wcodec.decoders_cuda.__path__)))
 _HERE = Path(__file__).parent
 
 
+# Inline variables, shared memory among them, are one per process under the default visibility: instances of a
+# kernel would then overwrite each other's, which differ in size.
+OWN_SYMBOLS = ("-shared", "-fPIC", "-fvisibility=hidden")
+EXPORTED = 'extern "C" __attribute__((visibility("default")))'
+
+
 class HostKernel:
     """One kernel as a shared library; called like a launch, with NumPy arrays as pointers.
 
@@ -42,11 +48,11 @@ class HostKernel:
         source.write_text(
             f'#include "{header}"\n#include "{name}.cu"\n'
             "#ifndef SIMT_LAUNCH\n#define SIMT_LAUNCH simt::launch\n#endif\n"
-            'extern "C" void launch(unsigned grid, unsigned block, void** args)'
+            f"{EXPORTED} void launch(unsigned grid, unsigned block, void** args)"
             f" {{ SIMT_LAUNCH({name}, grid, block, args); }}\n"
         )
         macros = [f"-D{key}={value}" for key, value in defines.items()]
-        command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-w"]
+        command = [compiler, "-std=c++20", "-O1", *OWN_SYMBOLS, "-pthread", "-w"]
         command += [f"-I{_HERE}", f"-I{_SOURCES}", *macros, str(source), "-o", str(library)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         self._launch = ctypes.CDLL(str(library)).launch
