@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import AutoModelForCausalLM
+
+from wcodec.integrations.transformers import WCodecConfig
+from wcodec.nn import PackedLinear
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -57,10 +61,23 @@ def sum_in_fp32(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def load(folder: Path, **settings: Any) -> Any:
+    """Load a causal language model."""
+    return AutoModelForCausalLM.from_pretrained(folder, **settings)
+
+
+def load_packing(folder: Path, **settings: Any) -> Any:
+    """Load and pack a model; `settings` are those of `WCodecConfig`."""
+    return load(folder, quantization_config=WCodecConfig(**settings))
+
+
+def packed_names(model: torch.nn.Module) -> set[str]:
+    """Names of the packed layers."""
+    return {name for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+
+
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter of a model by name, packed ones unpacked, as bits."""
-    from wcodec.nn import PackedLinear
-
     found = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, PackedLinear):

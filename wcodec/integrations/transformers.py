@@ -35,6 +35,7 @@ from wcodec.integrations.loading import Decode, Place
 from wcodec.integrations.saving import packed_state_dict
 from wcodec.integrations.swapping import packed_layers, report, unpack_
 from wcodec.state import MAX_TOKENS
+from wcodec.units import size
 from wcodec.workspace import Workspaces
 
 __all__ = ["WCodecConfig", "WCodecHfQuantizer", "report", "unpack_"]
@@ -190,8 +191,8 @@ class WCodecHfQuantizer(HfQuantizer):
         packed = sum(row.after_bytes for row in rows if row.reason is None)
         tell = logger.warning if left > _MUCH_LEFT * whole else logger.info
         tell(
-            f"wcodec: {sum(row.reason is None for row in rows)} of {len(rows)} weights are packed "
-            f"({(whole - left) / 1e9:.3f} -> {packed / 1e9:.3f} GB), {left / 1e9:.3f} GB stay as they are; "
+            f"wcodec: {sum(row.reason is None for row in rows)} of {len(rows)} weights are packed, "
+            f"{size(whole - left)} in {size(packed)}; {size(left)} stay as they are: "
             "wcodec.integrations.transformers.report(model) says why"
         )
 
