@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from wcodec._compiled import compiled
 
-@numba.njit(nogil=True, cache=True)
+
+@compiled()
 def split(bits: Any, exponents: Any, rest: Any) -> None:
     """Split uint16 `bits` (1-D) into exponent bytes and sign-and-mantissa bytes (uint8, 1-D)."""
     for i in range(bits.size):
@@ -17,7 +18,7 @@ def split(bits: Any, exponents: Any, rest: Any) -> None:
         rest[i] = np.uint8(((word >> np.uint16(8)) & np.uint16(0x80)) | (word & np.uint16(0x7F)))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def join(exponents: Any, rest: Any, bits: Any) -> None:
     """Undo `split`."""
     for i in range(bits.size):

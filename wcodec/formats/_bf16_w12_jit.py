@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from wcodec._compiled import compiled
 from wcodec.formats._bf16_w12_simd import count_outside, decode_group, encode_group
 
 TILE = 64
@@ -26,7 +26,7 @@ OVERFLOW_TAG = 255
 _ENTRY_MASK = np.uint64((1 << 18) - 1)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def count_high_exponents(bits: Any, counts: Any) -> None:
     """Add the histogram of the 7 high exponent bits of uint16 `bits` (1-D) to int64 `counts` (128)."""
     # Few values occur, so neighbours often hit one counter: eight tables take turns to hide its latency.
@@ -43,7 +43,7 @@ def count_high_exponents(bits: Any, counts: Any) -> None:
             counts[high & 127] += tables[j, high]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _find_exceptions(tile: Any, first_row: int, groups: int, outside: Any, entries: Any) -> int:
     """Collect the exceptions of a quarter's row groups, a bit mask, into `entries`; return how many."""
     count = 0
@@ -61,7 +61,7 @@ def _find_exceptions(tile: Any, first_row: int, groups: int, outside: Any, entri
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _write_patch_word(brick: Any, quarter: int, entries: Any, count: int, overflow: Any, used: int) -> int:
     """Write a quarter's patch word; return how many overflow entries are in use afterwards."""
     word = brick[PATCHES_AT + 16 * quarter : PATCHES_AT + 16 * quarter + 16]
@@ -82,7 +82,7 @@ def _write_patch_word(brick: Any, quarter: int, entries: Any, count: int, overfl
     return used + count
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def encode_rows(bits: Any, table: Any, bricks: Any, overflow: Any) -> int:
     """Encode whole row tiles (the last may be short).
 
@@ -141,7 +141,7 @@ def encode_rows(bits: Any, table: Any, bricks: Any, overflow: Any) -> int:
     return used
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _overflow_range(word: Any) -> tuple[int, int]:
     """Start and count of a patch word whose tag says overflow."""
     start, count = np.int64(0), np.int64(0)
@@ -151,7 +151,7 @@ def _overflow_range(word: Any) -> tuple[int, int]:
     return start, count
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def shift_overflow(bricks: Any, shift: int) -> None:
     """Add `shift` to the overflow starts of these bricks' patch words."""
     for index in range(bricks.shape[0]):
@@ -163,7 +163,7 @@ def shift_overflow(bricks: Any, shift: int) -> None:
                     word[byte] = (start >> (8 * byte)) & 0xFF
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _patch(tile: Any, first_row: int, entry: int) -> None:
     lane, step, p = entry & 31, (entry >> 5) & 3, (entry >> 7) & 7
     row = first_row + (lane >> 2) + 8 * ((p >> 1) & 1)
@@ -171,7 +171,7 @@ def _patch(tile: Any, first_row: int, entry: int) -> None:
     tile[row, column] = (tile[row, column] & 0xFF) | ((entry >> 10) & 0xFF) << 8
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _apply_patch_word(tile: Any, quarter: int, word: Any, overflow: Any) -> bool:
     """Patch a decoded quarter; False if the patch word is malformed."""
     tag = word[15]
@@ -200,7 +200,7 @@ def _apply_patch_word(tile: Any, quarter: int, word: Any, overflow: Any) -> bool
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def decode_rows(bricks: Any, table: Any, overflow: Any, bits: Any) -> int:
     """Decode whole row tiles into `bits`; the arrays are those of `encode_rows`.
 
@@ -239,7 +239,7 @@ def decode_rows(bricks: Any, table: Any, overflow: Any, bits: Any) -> int:
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def count_overflow(bits: Any, table: Any) -> int:
     """Overflow entries that `encode_rows` would write for these rows, without encoding."""
     rows, cols = bits.shape

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from wcodec._compiled import compiled
 
 TILE = 64
 NIBBLE_BYTES = 2048
@@ -35,7 +36,7 @@ def _pair_table() -> Any:
 PAIRS = _pair_table()
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def encode_tiles(weight: Any, scale: Any, base: int, first_brick: int, bricks: Any, patches: Any) -> int:
     """Encode whole row tiles; return the number of patches.
 
@@ -91,7 +92,7 @@ def encode_tiles(weight: Any, scale: Any, base: int, first_brick: int, bricks: A
     return used
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _pair(word: Any, register: int) -> int:
     """The byte of two nibbles that a step word holds for one A register."""
     w = np.int64(word)
@@ -105,7 +106,7 @@ def _pair(word: Any, register: int) -> int:
     return (w >> 6 & 7) | (w >> 12 & 8) | (w >> 18 & 0x70) | (w >> 24 & 0x80)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def decode_tiles(bricks: Any, base: int, first_brick: int, patches: Any, weight: Any, scale: Any) -> int:
     """Decode whole row tiles; return −1, or the index of the first patch that is malformed.
 

@@ -1,0 +1,29 @@
+"""Loops that numba compiles: without the GIL, and kept for the next start where a folder can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile the decorated function when it is first called.
+
+    Machine code is kept beside the source, or in the user's cache. Where neither can be written, as in a
+    container with a read-only file system, every start compiles anew: a few seconds.
+
+    Parameters
+    ----------
+    **options
+        Further options of `numba.njit`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(nogil=True, cache=True, **options)(function)
+        except RuntimeError:  # "cannot cache function …: no locator available"
+            return numba.njit(nogil=True, **options)(function)
+
+    return decorate
