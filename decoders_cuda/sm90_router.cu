@@ -109,22 +109,6 @@ struct Consumer {
     }
 };
 
-// 16 bytes that pass between CTAs: device-coherent, each 4-byte word atomic, in no order.
-WC_DEVICE u32x4 peek(const u32x4* p) {
-    u32x4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
-WC_DEVICE void post(u32x4* p, u32x4 v) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
-
 WC_DEVICE u32x4 inverted(f32x4 v) {
     return {~__float_as_uint(v.x), ~__float_as_uint(v.y), ~__float_as_uint(v.z), ~__float_as_uint(v.w)};
 }
@@ -201,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         WC_UNROLL
         for (u32 c = 1; c < WC_CONSUMERS; ++c) sum = add(sum, shared.sums[c][q]);
         const u64 inbox = (tile + (q >> slice_shift)) * kSlots;
-        post(inboxes + inbox + rank * slice + (q & (slice - 1)), inverted(sum));
+        store_relaxed(inboxes + inbox + rank * slice + (q & (slice - 1)), inverted(sum));
     }
 
     // Receive: `splits` pieces of every slot of this CTA's slice, which lie one after the other.
@@ -213,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         WC_UNROLL
         for (u32 i = 0; i < kSlotsPerThread; ++i) {
             const u32 e = thread + i * kConsumerThreads;
-            if (e < kSlots) piece[i] = peek(inbox + e);
+            if (e < kSlots) piece[i] = load_relaxed(inbox + e);
         }
         WC_UNROLL
         for (u32 i = 0; i < kSlotsPerThread; ++i) {
@@ -227,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const u32 e = thread + i * kConsumerThreads;
         if (e < kSlots) {
             sum = add(sum, restored(piece[i]));
-            post(inbox + e, {0, 0, 0, 0});
+            store_relaxed(inbox + e, {0, 0, 0, 0});
         }
     }
     // Threads a multiple of the slice apart hold pieces of the same slot.

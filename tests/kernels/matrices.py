@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,3 +63,20 @@ MATRICES: dict[str, Callable[[], Bits]] = {
     "only exceptions": lambda: only_exceptions(512, 128),
     "few exceptions": lambda: few_exceptions(224, 136),
 }
+
+
+def plain_bricks(bits: Bits) -> npt.NDArray[np.uint8]:
+    """Uncompressed bricks: fragment order, 2 bytes per weight, plane j = step j."""
+    rows, cols = (-(-n // 64) for n in bits.shape)
+    whole = np.zeros((rows * 64, cols * 64), np.uint16)
+    whole[: bits.shape[0], : bits.shape[1]] = bits
+    axes = whole.reshape(rows, 4, 2, 8, cols, 4, 2, 4, 2)  # tile, quarter, +8, g | tile, step, +8, t, pair
+    return np.ascontiguousarray(axes.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)).view(np.uint8).reshape(-1)
+
+
+def bits_of(tensor: Any) -> Bits:
+    """Bit patterns of a 16-bit torch tensor, on the host."""
+    import torch
+
+    bits: Bits = tensor.view(torch.int16).cpu().numpy().view(np.uint16)
+    return bits

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from tests.kernels.gemm_instances import EXAMPLES
-from tests.kernels.matrices import Bits, all_patterns, few_exceptions, gaussian, half_zero, only_exceptions
+from tests.kernels.matrices import (
+    Bits,
+    all_patterns,
+    bits_of,
+    few_exceptions,
+    gaussian,
+    half_zero,
+    only_exceptions,
+    plain_bricks,
+)
 from wcodec.codec import encode
 from wcodec.cuda.device import device_info
 from wcodec.errors import WCodecError
@@ -32,20 +41,6 @@ def wgmma() -> None:
 @functools.cache
 def workspace() -> Any:
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-
-
-def bits_of(t: Any) -> Bits:
-    bits: Bits = t.view(torch.int16).cpu().numpy().view(np.uint16)
-    return bits
-
-
-def plain_bricks(bits: Bits) -> np.ndarray:
-    """Uncompressed bricks: fragment order, 2 bytes per weight, plane j = step j."""
-    rows, cols = (-(-n // 64) for n in bits.shape)
-    whole = np.zeros((rows * 64, cols * 64), np.uint16)
-    whole[: bits.shape[0], : bits.shape[1]] = bits
-    axes = whole.reshape(rows, 4, 2, 8, cols, 4, 2, 4, 2)  # tile, quarter, +8, g | tile, step, +8, t, pair
-    return np.ascontiguousarray(axes.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)).view(np.uint8).reshape(-1)
 
 
 class Matrix:
