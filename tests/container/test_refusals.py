@@ -135,6 +135,8 @@ def test_nothing_is_written_into_a_hugging_face_cache(tmp_path: Path, source: Pa
     with pytest.raises(WCodecError, match="Hugging Face cache"):
         pack_file(source, model / "snapshots" / "abc" / "p.safetensors")
     with pytest.raises(WCodecError, match="Hugging Face cache"):
+        pack_file(source, model / "blobs" / "p.safetensors")
+    with pytest.raises(WCodecError, match="Hugging Face cache"):
         pack_directory(source.parent, model / "snapshots" / "def")
 
 

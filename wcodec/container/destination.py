@@ -7,6 +7,7 @@ from pathlib import Path
 
 from wcodec.errors import WCodecError
 
+_CACHE_FOLDERS = ("blobs", "snapshots")
 _FORCE = "pass --force to replace it, or choose another name"
 
 
@@ -63,7 +64,7 @@ def _check_parent(destination: Path) -> None:
     if not parent.is_dir():
         raise WCodecError("is not a folder", file=parent, mend="create it first")
     for folder in (parent.resolve(), *parent.resolve().parents):
-        if folder.name == "snapshots" and (folder.parent / "blobs").is_dir():
+        if folder.name in _CACHE_FOLDERS and all((folder.parent / name).is_dir() for name in _CACHE_FOLDERS):
             raise WCodecError(
                 "lies inside a Hugging Face cache", file=destination, mend="choose a folder outside it"
             )
