@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import numba
 import numpy as np
 import pytest
@@ -22,4 +24,15 @@ def test_a_read_only_machine_compiles_every_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     with pytest.raises(RuntimeError, match="no locator available"):
         numba.njit(cache=True)(add)
+    assert compiled()(add)(np.arange(5)) == 10
+
+
+def test_a_full_disk_compiles_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "load", lambda *_: None)
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        numba.njit(cache=True)(add)(np.arange(5))
     assert compiled()(add)(np.arange(5)) == 10

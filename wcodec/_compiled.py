@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function when it is first called.
 
     Machine code is kept beside the source, or in the user's cache. Where neither can be written, as in a
-    container with a read-only file system, every start compiles anew: a few seconds.
+    container with a read-only file system or on a full disk, every start compiles anew: a few seconds.
 
     Parameters
     ----------
@@ -22,8 +23,16 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return numba.njit(nogil=True, cache=True, **options)(function)
+            loop = numba.njit(nogil=True, cache=True, **options)(function)
         except RuntimeError:  # "cannot cache function …: no locator available"
             return numba.njit(nogil=True, **options)(function)
+        save = loop._cache.save_overload
+
+        def save_if_possible(*args: Any) -> None:
+            with contextlib.suppress(OSError):
+                save(*args)
+
+        loop._cache.save_overload = save_if_possible
+        return loop
 
     return decorate
