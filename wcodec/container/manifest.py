@@ -16,6 +16,7 @@ import xxhash
 
 from wcodec.container.atomic import naming, replace_file
 from wcodec.container.pipeline import CHUNK_BYTES
+from wcodec.container.record import parse_digest
 from wcodec.errors import MalformedError, UnsupportedError
 
 MANIFEST_NAME = "wcodec.manifest.json"
@@ -133,20 +134,13 @@ def _to_json(facts: FileFacts) -> dict[str, Any]:
 
 def _from_json(document: dict[str, Any]) -> FileFacts:
     kind, nbytes, stored = document["kind"], document["bytes"], document["stored_bytes"]
-    digest = _digest(document["xxh3_128"])
+    digest = parse_digest(document["xxh3_128"])
     if kind not in KINDS or not all(type(n) is int and n >= 0 for n in (nbytes, stored)):
         raise ValueError(f"{kind!r} is not described as it should be")
     if kind != "rewritten":
         return FileFacts(kind, nbytes, digest, stored)
     original = _decompress(document["original"], nbytes)
-    return FileFacts(kind, nbytes, digest, stored, original, _digest(document["stored_xxh3_128"]))
-
-
-def _digest(text: str) -> bytes:
-    digest = bytes.fromhex(text)
-    if len(digest) != 16:
-        raise ValueError(f"{text!r} is no xxh3-128")
-    return digest
+    return FileFacts(kind, nbytes, digest, stored, original, parse_digest(document["stored_xxh3_128"]))
 
 
 def _decompress(text: str, nbytes: int) -> bytes:

@@ -111,8 +111,8 @@ class SourceRecord:
                 header=payload[text_bytes:header_end],
                 trailing=payload[header_end:],
                 nbytes=_count(source["bytes"]),
-                digest=_digest(source["xxh3_128"]),
-                raw={str(name): _digest(text) for name, text in facts["raw"].items()},
+                digest=parse_digest(source["xxh3_128"]),
+                raw={str(name): parse_digest(text) for name, text in facts["raw"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _malformed(f"the record is not what it should be ({error})", file) from None
@@ -142,7 +142,8 @@ def _count(value: Any) -> int:
     return value
 
 
-def _digest(text: Any) -> bytes:
+def parse_digest(text: str) -> bytes:
+    """The 16 bytes of an xxh3-128 in hexadecimal; ValueError or TypeError for anything else."""
     digest = bytes.fromhex(text)
     if len(digest) != 16:
         raise ValueError(f"{text!r} is no xxh3-128")
