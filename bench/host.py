@@ -156,6 +156,7 @@ def main(gaussian: bool, runs: int, json_path: Path | None) -> None:
         tensors = [bf16_from_f32(rng.normal(0, 0.02, (4096, 4096)).astype(np.float32)) for _ in range(4)]
     else:
         tensors = minilm()
+    tensors.sort(key=lambda bits: -bits.size)  # largest first: two threads then end together
     total = sum(bits.nbytes for bits in tensors)
     ours = [wcodec_run(), wcodec_checked(), wcodec_storage()]
     codecs = [*ours, zipnn_codec(), openzl_codec(), zstandard_codec(), memcpy()]
