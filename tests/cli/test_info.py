@@ -53,7 +53,7 @@ def test_json(packed: Path) -> None:
         assert found["xxh3_128"] == digest(data).hex()
     assert tensors["embed"]["format"] == "bf16-w12"
     assert tensors["embed"]["bits_per_weight"] == 8 * tensors["embed"]["stored_bytes"] / (250 * 128)
-    assert tensors["norm"]["format"] == "stored"
+    assert tensors["norm"]["format"] == "raw"
     assert tensors["fp4"]["bits_per_weight"] == 4
     assert tensors["none"]["bits_per_weight"] is None
     totals = document["totals"]
@@ -86,7 +86,7 @@ def test_a_packed_directory(tmp_path: Path, packed: Path) -> None:
 def test_what_is_not_packed(tmp_path: Path, packed: Path) -> None:
     found = describe(tmp_path / "a.safetensors")
     assert not found.packed
-    assert {tensor.format for tensor in found.tensors} == {"stored"}
+    assert {tensor.format for tensor in found.tensors} == {"raw"}
     assert "15 tensors" in run(tmp_path / "a.safetensors").stdout
     (tmp_path / "nothing").write_bytes(b"")
     for name in ("nothing", "missing"):

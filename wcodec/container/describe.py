@@ -32,7 +32,7 @@ class TensorFacts:
     file : str
         Name of the file, relative to what was asked about.
     format : str
-        Id of the packed format; ``"stored"`` for a tensor that is in the file as it is.
+        Id of the packed format; ``"raw"`` for a tensor that is in the file as it is.
     dtype : str
         Of the original, by its safetensors name.
     shape : tuple of int
@@ -95,7 +95,7 @@ class Description:
     @property
     def packed(self) -> bool:
         """Whether anything in it is packed."""
-        return bool(self.sources) or any(tensor.format != "stored" for tensor in self.tensors)
+        return bool(self.sources) or any(tensor.format != "raw" for tensor in self.tensors)
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Description:
         stored = sum(t.stored_bytes for t in self.tensors)
         return {
             "tensors": len(self.tensors),
-            "packed_tensors": sum(t.format != "stored" for t in self.tensors),
+            "packed_tensors": sum(t.format != "raw" for t in self.tensors),
             "weights": sum(t.numel for t in self.tensors),
             "bytes": nbytes,
             "stored_bytes": stored,
@@ -162,7 +162,7 @@ def _facts(tensor: TensorInfo) -> TensorFacts:
             form = by_code(footer.format_code, footer.version).id
             original = numel(footer.shape) * DTYPES[footer.dtype].bits // 8
             return TensorFacts(name, file, form, footer.dtype, footer.shape, original, nbytes, footer.digest)
-    return TensorFacts(name, file, "stored", tensor.dtype, tensor.shape, nbytes, nbytes, None)
+    return TensorFacts(name, file, "raw", tensor.dtype, tensor.shape, nbytes, nbytes, None)
 
 
 def _packed(path: Path, kind: str, files: dict[str, PackedFile]) -> Description:
@@ -176,7 +176,7 @@ def _parts(name: str, file: PackedFile) -> Iterator[TensorFacts]:
         yield TensorFacts(
             part.entry.name,
             name,
-            part.packed.format if part.packed is not None else "stored",
+            part.packed.format if part.packed is not None else "raw",
             part.entry.dtype,
             part.entry.shape,
             part.nbytes,
