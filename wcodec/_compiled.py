@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -26,6 +28,9 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             loop = numba.njit(nogil=True, cache=True, **options)(function)
         except RuntimeError:  # "cannot cache function …: no locator available"
             return numba.njit(nogil=True, **options)(function)
+        # numba asks only whether the function's own file changed; what it inlines may lie in others.
+        kept = loop._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, source_stamp())
         save = loop._cache.save_overload
 
         def save_if_possible(*args: Any) -> None:
@@ -36,3 +41,11 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         return loop
 
     return decorate
+
+
+@functools.cache
+def source_stamp() -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of every source that compiled loops are made of."""
+    here = Path(__file__).parent
+    sources = sorted(path for pattern in ("*_jit.py", "*_simd.py") for path in here.rglob(pattern))
+    return tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources)
