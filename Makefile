@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: venv demo test lint format bench-host bench-analyze bench-gpu clean help
+.PHONY: venv demo test test-gpu lint format bench-host bench-analyze bench-gpu clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,6 +24,9 @@ demo: $(STAMP)  ## real trained weights: analyze, pack, verify, unpack, compare
 
 test: $(STAMP)  ## every test that this machine can run
 	@$(BIN)/python -m pytest -n auto
+
+test-gpu: $(STAMP)  ## exactness, streams, graphs and compilation on this machine's GPU
+	@$(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
