@@ -153,6 +153,19 @@ def test_closed_pipe_is_silent() -> None:
         assert child.stderr.read() == b""
 
 
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["pack", "--help"]])
+def test_closed_pipe_is_silent_for_help_too(args: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "wcodec", *args], stdout=writer, stderr=subprocess.PIPE, timeout=60
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_a_closed_stdout_is_no_error() -> None:
     command = [sys.executable, "-c", "from wcodec.cli import main; main(['doctor'])"]
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, timeout=60)

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -57,14 +57,13 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 class OneLineErrors(click.Command):
     """A command that prints every error as one line and leaves with a meaningful exit status."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _shell_statuses():  # --help and --version print while options are parsed
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        # click would end the process itself on these two, with 1 and with a blank line.
-        try:
+        with _shell_statuses():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            _leave(EXIT_INTERRUPT, "interrupted")
-        except BrokenPipeError:
-            _leave_quietly()
 
     def main(  # type: ignore[override]
         self,
@@ -106,6 +105,17 @@ class Commands(OneLineErrors, click.Group):
         # click would import every subcommand to ask for its help.
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+@contextlib.contextmanager
+def _shell_statuses() -> Iterator[None]:
+    """Leave as shells expect where click would end the process itself, with 1 and with a blank line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _leave(EXIT_INTERRUPT, "interrupted")
+    except BrokenPipeError:
+        _leave_quietly()
 
 
 def _report(error: Exception) -> NoReturn:
