@@ -19,6 +19,7 @@ from wcodec import cli
 from wcodec.errors import MalformedError, MismatchError
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -199,8 +200,29 @@ def test_ctrl_c_leaves_with_130() -> None:
         assert child.stderr.read() == b"wcodec: error: interrupted\n"
 
 
+@pytest.mark.parametrize("how", [["-m", "wcodec"], ["-c", "from wcodec.__main__ import main; main()"]])
+def test_ctrl_c_during_the_first_imports(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "click.py").write_text("import time; print('ready', flush=True); time.sleep(60)")
+    with subprocess.Popen(
+        [sys.executable, *how, "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == b"ready\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=30) == 130
+        assert child.stderr.read() == b"wcodec: error: interrupted\n"
+
+
+def test_the_installed_command_is_the_guarded_one() -> None:
+    assert PROJECT["scripts"] == {"wcodec": "wcodec.__main__:main"}
+
+
 def test_version_is_the_packages() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    declared = PROJECT["version"]
     assert wcodec.__version__ == declared
     assert run("--version").stdout == f"wcodec {declared}\n"
 
