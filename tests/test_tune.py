@@ -46,12 +46,16 @@ def test_bad_shapes_are_said_in_one_line(command: str, args: list[str], message:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu"])
 @pytest.mark.parametrize("command", [["tune", "64x64"], ["bench"]])
-def test_without_a_gpu_they_say_so(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_they_say_so(command: list[str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = run(*command)
+    result = run(*command, "--device", device)
     assert result.exit_code == 2
-    assert "no CUDA device" in result.stderr
+    assert result.stderr == (
+        "wcodec: error: this command measures on an NVIDIA GPU, and torch sees none;"
+        " `wcodec doctor` says what is missing\n"
+    )
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,11 @@ def measure(
     import torch
 
     import wcodec
-    from wcodec.cuda.device import device_index
+    from wcodec.cli.gpu import gpu_index
     from wcodec.timing import Timer
     from wcodec.tune import random_weight
 
-    timer = Timer(device_index(device))
+    timer = Timer(gpu_index(device))
     empty = timer.empty_us
     lines = []
     for n, k in shapes:

@@ -31,7 +31,8 @@ def command(
 
     What is found is kept beside the compiled kernels and used from the next start on.
     """
-    from wcodec.cuda.device import device_index, device_info
+    from wcodec.cli.gpu import gpu_index
+    from wcodec.cuda.device import device_info
     from wcodec.tables import CLASSES, tuned_path
     from wcodec.tune import PREFILL, tune
 
@@ -43,6 +44,6 @@ def command(
             quiet=quiet,
         )
 
-    info = device_info(device_index(device))
+    info = device_info(gpu_index(device))
     tune(shapes, device, tokens or (*CLASSES, *PREFILL), report)
     click.echo(str(tuned_path(info.name)))
