@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from tests.container.weightfiles import gaussian, mixed, write
 from wcodec.cli import main
-from wcodec.container import pack_file, shards
+from wcodec.container import pack_directory, pack_file, shards
 from wcodec.errors import WCodecError
 
 
@@ -155,6 +155,21 @@ def test_verify_against_another_file(tmp_path: Path, source: Path, change: int, 
         other.write_bytes(cut)
         assert run("verify", packed, "--against", other).exit_code == 1
     assert run("verify", packed, "--against", tmp_path / "missing").exit_code == 2
+
+
+def test_verify_against_a_file_and_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    file = write(folder / "a.safetensors", mixed())
+    pack_file(file, tmp_path / "f")
+    pack_directory(folder, tmp_path / "d")
+    for packed, against, words in [
+        ("f", folder, f"is a folder, but {tmp_path / 'f'} is a file; name the file it was made from"),
+        ("d", file, f"is a file, but {tmp_path / 'd'} is a folder; name the folder it was made from"),
+    ]:
+        done = run("verify", tmp_path / packed, "--against", against)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == f"wcodec: error: {against}: {words}\n"
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,10 @@ def verify_directory(
     begun = time.perf_counter()
     source = Path(source)
     manifest = Manifest.read(source)
+    if against is not None and Path(against).is_file():
+        raise WCodecError(
+            f"is a file, but {source} is a folder", file=against, mend="name the folder it was made from"
+        )
     differences: list[str] = []
     tensors = files = nbytes = 0
     for name, facts in manifest.files.items():

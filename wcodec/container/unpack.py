@@ -18,7 +18,7 @@ from wcodec.container.packedfile import PackedFile, Part
 from wcodec.container.pipeline import CHUNK_BYTES, Advance, default_workers, ordered_map, workers_pool
 from wcodec.container.results import Result, Verdict
 from wcodec.dtypes import numel
-from wcodec.errors import MismatchError
+from wcodec.errors import MismatchError, WCodecError
 from wcodec.readers.bytefile import LocalFile
 
 U8 = npt.NDArray[np.uint8]
@@ -114,9 +114,15 @@ def verify_file(
         If the packed file contradicts itself.
     UnsupportedError
         If it is not a packed file.
+    WCodecError
+        If `against` is a folder or cannot be read.
     """
     begun = time.perf_counter()
     packed = PackedFile(source)
+    if against is not None and Path(against).is_dir():
+        raise WCodecError(
+            f"is a folder, but {packed.path} is a file", file=against, mend="name the file it was made from"
+        )
     sink = _Comparison(Path(against)) if against is not None else None
     found = [
         _words(error)
