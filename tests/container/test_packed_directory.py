@@ -14,6 +14,7 @@ import pytest
 from tests.container.weightfiles import gaussian, mixed, outliers, write
 from wcodec.container import (
     PackedFile,
+    directory,
     pack_directory,
     pack_file,
     shards,
@@ -203,6 +204,28 @@ def test_leftovers_of_another_model_are_not_kept(tmp_path: Path, model: Path) ->
     assert not (tmp_path / "packed" / "old").exists()
 
 
+def test_an_unreadable_file_is_found_before_any_work(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_directory(model, tmp_path / "packed")
+    opened = os.open
+
+    def refuse(path: object, *args: int, **how: int) -> int:
+        if str(path).endswith("/empty"):  # the superuser may read anything: say no in his place
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **how)  # type: ignore[arg-type]
+
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("work began")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(directory, "run_shards", work)
+    for act, source in ((pack_directory, model), (unpack_directory, tmp_path / "packed")):
+        with pytest.raises(WCodecError, match=f"{source}/empty: may not be read; check its permissions"):
+            act(source, tmp_path / "x")
+    assert names(tmp_path) == {"hub", "packed"}
+
+
 def test_an_error_in_one_shard_leaves_nothing(tmp_path: Path, model: Path) -> None:
     data = bytearray((model / SHARDS[1]).read_bytes())
     pack_directory(model, tmp_path / "packed")
@@ -289,6 +312,9 @@ def test_verify_finds_every_kind_of_difference(tmp_path: Path, model: Path) -> N
         assert part in text
     assert len(verdict.differences) == 5
     assert verdict.notes == ("README.md is not in the manifest and is left out",)
+    with pytest.raises(WCodecError, match="empty: does not exist"):
+        unpack_directory(packed, tmp_path / "back")
+    (packed / "empty").touch()
     with pytest.raises(MismatchError):
         unpack_directory(packed, tmp_path / "back")
     assert names(tmp_path) == {"hub", "packed", "other"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from wcodec.container.tree import index_notes, is_rewritable, list_files, rewrit
 from wcodec.container.unpack import verify_file
 from wcodec.container.writer import open_source
 from wcodec.errors import MismatchError, UnsupportedError, WCodecError
+from wcodec.readers.bytefile import LocalFile
 
 _WEIGHTS = ".safetensors"
 
@@ -89,6 +90,7 @@ def pack_directory(
     before = _converted(source, files, profile)
     if not shards:
         raise UnsupportedError(f"has no {_WEIGHTS} file", file=source, mend="pack reads safetensors files")
+    _ask_for_permission(files.values())
     for name in shards:
         open_source(files[name], profile)  # every refusal comes before hours of work
     if not before:
@@ -147,6 +149,7 @@ def unpack_directory(
     manifest = Manifest.read(source)
     notes = _strangers(source, manifest)
     check_folder(source, destination, force=force)
+    _ask_for_permission(source / name for name in manifest.files)
     with _folder_part(destination, keep=False) as part:
         _prepare(part, dict.fromkeys(manifest.files, source))
         results: dict[str, Result] = {}
@@ -229,6 +232,12 @@ def _strangers(source: Path, manifest: Manifest) -> list[str]:
 
 def _changed(path: str | Path) -> MismatchError:
     return MismatchError("is not what was packed", file=path, mend="restore it or pack the directory again")
+
+
+def _ask_for_permission(files: Iterable[Path]) -> None:
+    """Open every file once: one that may not be read is found now, not after hours of work."""
+    for path in files:
+        LocalFile(path)
 
 
 @contextlib.contextmanager
