@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -202,6 +203,32 @@ def test_leftovers_of_another_model_are_not_kept(tmp_path: Path, model: Path) ->
     pack_directory(model, tmp_path / "packed")
     assert contents(tmp_path / "packed").keys() == {*contents(model), MANIFEST_NAME}
     assert not (tmp_path / "packed" / "old").exists()
+
+
+@pytest.mark.parametrize(
+    ("finished", "left"), [(0, "nothing was written"), (1, "finished files are kept for the next run")]
+)
+def test_a_full_disk_names_the_destination_and_what_is_kept(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, finished: int, left: str
+) -> None:
+    written = os.pwrite
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        if SHARDS[finished] in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(WCodecError) as caught:
+        pack_directory(model, tmp_path / "packed", workers=1)
+    assert str(caught.value) == (
+        f"{tmp_path / 'packed' / SHARDS[finished]}: cannot write: No space left on device;"
+        f" free some space or write to another disk; {left}"
+    )
+    assert (names(tmp_path) == {"hub"}) is (finished == 0)
+    monkeypatch.undo()
+    pack_directory(model, tmp_path / "packed")
+    assert verify_directory(tmp_path / "packed", against=model).exact
 
 
 def test_an_unreadable_file_is_found_before_any_work(

@@ -22,6 +22,8 @@ import xxhash
 from wcodec.errors import WCodecError
 
 PART_SUFFIX = ".wcodec-part"
+NOTHING_WRITTEN = "nothing was written"
+"""End of the mends of a full disk: true of one file, and of a folder of which no file was finished."""
 _COPY_BYTES = 8 << 20
 _NAME_MAX = 255  # bytes in one component of a path, on every file system we meet
 
@@ -33,9 +35,9 @@ def naming(file: str | os.PathLike[str], doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         mend = {
-            errno.ENOSPC: "free some space or write to another disk; nothing was written",
-            errno.EDQUOT: "the disk quota is used up; nothing was written",
-            errno.EFBIG: "the file-size limit (ulimit -f) is too small; nothing was written",
+            errno.ENOSPC: f"free some space or write to another disk; {NOTHING_WRITTEN}",
+            errno.EDQUOT: f"the disk quota is used up; {NOTHING_WRITTEN}",
+            errno.EFBIG: f"the file-size limit (ulimit -f) is too small; {NOTHING_WRITTEN}",
         }.get(error.errno or 0)
         raise WCodecError(f"cannot {doing}: {error.strerror or error}", file=file, mend=mend) from error
 

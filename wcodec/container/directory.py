@@ -17,6 +17,7 @@ from typing import Any
 
 from wcodec import bits
 from wcodec.container.atomic import (
+    NOTHING_WRITTEN,
     copy_file,
     lock,
     naming,
@@ -254,8 +255,11 @@ def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
         lock(fd, destination)
         try:
             yield part
-        except BaseException:
-            if not (keep and (part / MANIFEST_NAME).exists()):
+        except BaseException as error:
+            kept = keep and (part / MANIFEST_NAME).exists()
+            if isinstance(error, WCodecError):
+                _speak_of(destination, part, error, kept=kept)
+            if not kept:
                 remove(part)
             raise
     except BaseException:
@@ -265,6 +269,15 @@ def _folder_part(destination: Path, *, keep: bool) -> Iterator[Path]:
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def _speak_of(destination: Path, part: Path, error: WCodecError, *, kept: bool) -> None:
+    """Let an error about a file in the hidden folder `part` name the destination, and say what is kept."""
+    if error.file is None or not Path(error.file).is_relative_to(part):
+        return
+    error.file = str(destination / Path(error.file).relative_to(part))
+    if kept and error.mend is not None:
+        error.mend = error.mend.replace(NOTHING_WRITTEN, "finished files are kept for the next run")
 
 
 def _progress(part: Path, profile: str) -> Manifest:
