@@ -188,6 +188,14 @@ def test_gpu_changes_the_times_only(model: Path) -> None:
         assert b["verdict"]["read_us"] == pytest.approx(2 * a["verdict"]["read_us"])
 
 
+@pytest.mark.parametrize("name", ["p.jpg", "p.PDF"])
+def test_a_plot_is_no_other_kind_of_image(model: Path, tmp_path: Path, name: str) -> None:
+    done = run(model, "--plot", tmp_path / name)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"wcodec: error: {tmp_path / name}: plots are PNG images; name it p.png\n"
+    assert not (tmp_path / name).exists()
+
+
 def test_analyze_imports_neither_torch_nor_matplotlib(model: Path) -> None:
     code = (
         "import sys; from click.testing import CliRunner; from wcodec.cli import main\n"

@@ -100,6 +100,8 @@ def command(
     for target in (output, plot):
         if target is not None:
             _check_target(target, paths)
+    if plot is not None and plot.suffix.lower() not in ("", ".png"):
+        raise WCodecError("plots are PNG images", file=plot, mend=f"name it {plot.with_suffix('.png').name}")
     sample_bytes = None if sample is None else _bytes(sample)
     with contextlib.ExitStack() as stack:
         executor = None
