@@ -221,6 +221,12 @@ def test_the_installed_command_is_the_guarded_one() -> None:
     assert PROJECT["scripts"] == {"wcodec": "wcodec.__main__:main"}
 
 
+def test_s3_is_an_extra_of_its_own() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert [spec.partition(">")[0] for spec in extras["s3"]] == ["s3fs"]
+    assert not any("s3" in spec for spec in extras["dev"])
+
+
 def test_version_is_the_packages() -> None:
     declared = PROJECT["version"]
     assert wcodec.__version__ == declared

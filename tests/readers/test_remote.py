@@ -289,11 +289,27 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match=r"cannot be read .Protocol not known: nosuch"):
         open_source("nosuch://x/y.safetensors")
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(UnsupportedError, match="Install s3fs"):
+    with pytest.raises(UnsupportedError, match=r"Install s3fs.*; pip install 'wcodec\[s3\]'$"):
         open_source("s3://bucket/m.safetensors")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UnsupportedError, match=r"needs fsspec; pip install 'wcodec\[remote\]'"):
         open_source("https://example.org/m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("url", "mend"),
+    [
+        ("hf://", "write hf://owner/model"),
+        ("hf:///", "write hf://owner/model"),
+        ("s3://", "write s3://bucket/model"),
+        ("https://", "write https://host/model"),
+        ("http:///", "write all of it"),
+    ],
+)
+def test_a_scheme_alone(url: str, mend: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        open_source(url)
+    assert str(caught.value) == f"{url}: names no file or folder; {mend}"
 
 
 def test_a_host_that_is_not_there_is_named() -> None:

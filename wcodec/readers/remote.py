@@ -26,6 +26,7 @@ from wcodec.readers.index import SUFFIX
 HEAD = 128 * 1024
 """Bytes fetched and kept when the start of a file is first asked for: most headers in one request."""
 
+_WHOLE = {"hf": "hf://owner/model", "s3": "s3://bucket/model", "https": "https://host/model"}
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
@@ -234,12 +235,16 @@ def _is_directory(path: Address) -> bool:
 
 def _filesystem(path: Address) -> tuple[Any, str]:
     """fsspec's file system for an address, and what it calls the file."""
+    scheme, _, rest = path.url.partition("://")
+    if not rest.strip("/"):
+        whole = _WHOLE.get(scheme, "all of it")
+        raise UnsupportedError("names no file or folder", file=path, mend=f"write {whole}")
+    is_s3 = scheme in ("s3", "s3a")
+    install = f"pip install 'wcodec[{'s3' if is_s3 else 'remote'}]'"
     try:
         fsspec = import_module("fsspec")
     except ImportError:
-        raise UnsupportedError(
-            "reading addresses needs fsspec", file=path, mend="pip install 'wcodec[remote]'"
-        ) from None
+        raise UnsupportedError("reading addresses needs fsspec", file=path, mend=install) from None
     try:
         fs, key = fsspec.core.url_to_fs(path.url)
     except ImportError as error:
@@ -247,7 +252,7 @@ def _filesystem(path: Address) -> tuple[Any, str]:
         raise UnsupportedError(
             f"fsspec needs another package ({first_line(error)})",
             file=path,
-            mend="install it, or pip install 'wcodec[remote]' for https:// and hf://",
+            mend=install if is_s3 else f"install it, or {install} for https:// and hf://",
         ) from None
     except ValueError as error:
         raise UnsupportedError(f"cannot be read ({first_line(error)})", file=path) from None
@@ -277,5 +282,7 @@ def _one_line(path: Address) -> Iterator[None]:
                 "the server does not serve ranges", file=path, mend="download it, then give the path"
             ) from None
         raise WCodecError(
-            f"cannot be read ({type(error).__name__}: {first_line(error)})", file=path, mend="try again"
+            f"cannot be read ({type(error).__name__}: {first_line(error)})",
+            file=path,
+            mend="check the address" if isinstance(error, ValueError) else "try again",
         ) from None
