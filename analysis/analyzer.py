@@ -47,7 +47,8 @@ def analyze(
     Parameters
     ----------
     paths : path-like or sequence of path-like
-        Files, directories or addresses that `wcodec.readers.open_source` opens.
+        Files, directories or addresses that `wcodec.readers.open_source` opens. One that is given twice is
+        counted once, with a remark.
     include, exclude : iterable of str
         Globs on tensor names.
     gpu : str or Gpu
@@ -84,7 +85,9 @@ def analyze(
     target = find_gpu(gpu) if isinstance(gpu, str) else gpu
     names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     include, exclude = tuple(include), tuple(exclude)
-    sources = [open_source(path, include=include, exclude=exclude) for path in names]
+    places = Counter(map(_place, names))
+    first = {_place(path): path for path in reversed(names)}
+    sources = [open_source(first[place], include=include, exclude=exclude) for place in places]
     found = [(source, _logical(source)) for source in sources]
     tensors = [each for _, logical in found for each in logical]
     tasks = list(_tasks(tensors, sample_bytes))
@@ -98,10 +101,18 @@ def analyze(
     reports = list(_judge(tensors, scans, target, whole))
     mine = iter(reports)
     return Report(
-        tuple(_source_report(s, list(islice(mine, len(logical))), whole) for s, logical in found),
+        tuple(
+            _source_report(source, list(islice(mine, len(logical))), whole, times)
+            for (source, logical), times in zip(found, places.values(), strict=True)
+        ),
         tuple(reports),
         target,
     )
+
+
+def _place(path: PathLike) -> str:
+    """What a path leads to: the same under all its names."""
+    return os.fspath(path) if is_address(path) else os.path.realpath(path)
 
 
 def _logical(source: Source) -> list[Found]:
@@ -218,11 +229,12 @@ def _tensor_report(
     )
 
 
-def _source_report(source: Source, reports: Sequence[TensorReport], whole: bool) -> SourceReport:
+def _source_report(source: Source, reports: Sequence[TensorReport], whole: bool, times: int) -> SourceReport:
+    again = [f"{source.path}: given {times} times, counted once"] if times > 1 else []
     return SourceReport(
         str(source.path),
         source.kind,
         tuple(str(file) for file in source.files),
         tuple(source.differences),
-        (*source.remarks, *remarks(reports, source.tensors if whole else ())),
+        (*again, *source.remarks, *remarks(reports, source.tensors if whole else ())),
     )

@@ -188,6 +188,21 @@ def test_gpu_changes_the_times_only(model: Path) -> None:
         assert b["verdict"]["read_us"] == pytest.approx(2 * a["verdict"]["read_us"])
 
 
+def test_a_path_given_twice_is_counted_once(model: Path, sharded: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.safetensors").symlink_to(model)
+    paths = model, sharded, sharded.parent / "." / f"{sharded.name}/", tmp_path / "link.safetensors", model
+    done, once = run(*paths, "--format", "json"), run(model, sharded, "--format", "json")
+    report, expected = json.loads(done.stdout), json.loads(once.stdout)
+    assert report["totals"] == expected["totals"]
+    assert report["tensors"] == expected["tensors"]
+    assert [source["path"] for source in report["sources"]] == [str(model), str(sharded)]
+    added = [
+        f"wcodec: {model}: given 3 times, counted once",
+        f"wcodec: {sharded}: given 2 times, counted once",
+    ]
+    assert sorted(done.stderr.splitlines()) == sorted([*once.stderr.splitlines(), *added])
+
+
 @pytest.mark.parametrize("name", ["p.jpg", "p.PDF"])
 def test_a_plot_is_no_other_kind_of_image(model: Path, tmp_path: Path, name: str) -> None:
     done = run(model, "--plot", tmp_path / name)
