@@ -79,6 +79,7 @@ constexpr u32 kExchangeOffset = kWeightsOffset + kWarps * kStages * kWeightSlotB
 
 static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
 static_assert(gemv::kTile % (kQuarters * gemv::kQuarterRows) == 0, "a warp's quarters lie in one brick");
+static_assert(kRows > gemv::kTile || gemv::kTile % kRows == 0, "the last CTA's rows lie in the last row tile");
 static_assert(kStages >= (kRegisterRing ? 1 : 2), "WC_STAGES");
 static_assert(kSumFloats <= kSumPitch, "partial sums overlay the ring");
 static_assert(kSplit >= 1 && kSplit <= 8, "WC_SPLIT");

@@ -97,6 +97,7 @@ def test_nothing_is_worth_timing_above_the_limit() -> None:
         {"tokens": 9},
         {"quarters": 3},
         {"k_warps": 33},
+        {"k_warps": 4, "row_warps": 3, "quarters": 1},
         {"stages": 1, "register_ring": False},
         {"k_warps": 16, "row_warps": 2, "register_ring": False},
         {"split": 9},

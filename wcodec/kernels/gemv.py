@@ -76,6 +76,9 @@ class GemvConfig:
             raise ValueError(f"no instance for {self.tokens} tokens and {self.quarters} quarters")
         if not 1 <= self.k_warps * self.row_warps <= 32:
             raise ValueError(f"no CTA of {self.k_warps} × {self.row_warps} warps")
+        if self.rows < TILE and TILE % self.rows:
+            # The last CTA would read behind the last brick: only CTAs of more rows are kept from it.
+            raise ValueError(f"CTAs of {self.rows} rows do not divide a row tile")
         if not self.register_ring and (self.stages < 2 or (self.row_warps > 1 and self.k_warps > 15)):
             raise ValueError(f"no ring of {self.stages} stages shared by {self.k_warps} groups")
         if not 1 <= self.split <= MAX_SPLIT:
