@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TILE = 64
 BRICK_BYTES = 2304  # raw scales
+ALIGNMENT_BYTES = 16  # of what kernels read and write as vectors
 #: What decoded operands lack, `kDecodedFactor` in ``decoders_cuda/nvfp4_s5.cuh``.
 DECODED_FACTOR = 256.0
 # Bits of (mantissa, low exponent, sign) of weight p of a step in its u32; the high exponent bit follows the
@@ -169,7 +170,7 @@ def prepare(weights: Weights, config: Config) -> State:
         torch.stack([to_bricks(w, s) for w, s in zip(weights.w2, scale2, strict=True)]),
         weights.w2_global,
         torch.where(nan2.flatten(1).any(1), torch.nan, factors2).contiguous(),
-        weights.post_norm.contiguous(),
+        _aligned(weights.post_norm),
         table,
         first,
     )
@@ -227,20 +228,38 @@ def forward(
             )
     if out is None:
         out = torch.empty(tokens, config.hidden, dtype=torch.bfloat16, device=state.device)
-    elif out.shape != x.shape or out.dtype != torch.bfloat16 or not out.is_contiguous():
-        raise WCodecError("out does not fit", mend=f"pass contiguous bfloat16 {list(x.shape)}")
+    elif (
+        out.shape != x.shape
+        or out.dtype != torch.bfloat16
+        or out.device != state.device
+        or not out.is_contiguous()
+        or out.data_ptr() % ALIGNMENT_BYTES
+    ):
+        raise WCodecError(
+            f"out is {out.dtype} {list(out.shape)} on {out.device}",
+            mend=f"pass contiguous bfloat16 {list(x.shape)} on {state.device}, on {ALIGNMENT_BYTES} bytes",
+        )
     step = moe.MAX_ROUTES // config.top_k
     with torch.cuda.device(state.device):
         for at in range(0, tokens, step):
             part = slice(at, at + step)
             moe.launch(
-                x[part].contiguous(),
+                _aligned(x[part]),
                 topk_ids[part].contiguous(),
                 topk_weights[part].contiguous(),
                 state,
                 out[part],
             )
     return out
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy of it, contiguous and where the kernels' vector loads may begin."""
+    import torch
+
+    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT_BYTES == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def restore(state: State) -> Weights:
@@ -325,6 +344,10 @@ def _check(weights: Weights, config: Config) -> int:
         if tensor.dtype not in dtypes or tensor.shape != shape:
             raise WCodecError(
                 f"{name} is {tensor.dtype} {list(tensor.shape)}", mend=f"pass {dtypes[-1]} {list(shape)}"
+            )
+        if tensor.device != weights.w13.device:
+            raise WCodecError(
+                f"{name} is on {tensor.device}, w13 on {weights.w13.device}", mend="move one of them"
             )
     if config.local_experts is not None:
         local = list(config.local_experts)

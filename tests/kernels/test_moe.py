@@ -17,6 +17,7 @@ from bench import muse_moe_w4a16 as bench
 from tests.kernels import moe_host
 from wcodec import moe
 from wcodec.cuda.compiler import compile_cubin
+from wcodec.cuda.device import DeviceInfo
 from wcodec.errors import UnsupportedError, WCodecError
 from wcodec.kernels import moe as kernels
 
@@ -241,6 +242,31 @@ def test_prepare_names_what_does_not_fit() -> None:
         state([0, 1, 2, 3, 9], made)
     with pytest.raises(UnsupportedError, match="multiples of 64"):
         moe.prepare(made, moe.Config(100, 64, 9, 3))
+    with pytest.raises(WCodecError, match="post_norm is on meta, w13 on cpu"):
+        state(range(5), made._replace(post_norm=made.post_norm.to("meta")))
+
+
+def test_norms_are_brought_to_where_vector_loads_may_begin() -> None:
+    made = weights()
+    odd = torch.empty(made.post_norm.numel() + 8, dtype=torch.bfloat16)
+    odd = odd[1 - odd.data_ptr() // 2 % 8 :][: made.post_norm.numel()].view_as(made.post_norm)
+    ready = state(range(5), made._replace(post_norm=odd.copy_(made.post_norm)))
+    assert odd.data_ptr() % 16
+    assert ready.norms.data_ptr() % 16 == 0
+    assert torch.equal(ready.norms, made.post_norm)
+
+
+@pytest.mark.parametrize("what", ["device", "alignment"])
+def test_an_output_that_kernels_cannot_write_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, 141 << 30)
+    monkeypatch.setattr("wcodec.cuda.device.device_info", lambda index: info)
+    ready, data = state(range(5), weights()), inputs(3, np.zeros((3, TOP_K), np.int64))
+    out = torch.empty(3 * HIDDEN + 8, dtype=torch.bfloat16)
+    out = out[1 - out.data_ptr() // 2 % 8 :][: 3 * HIDDEN].view(3, HIDDEN)
+    if what == "device":
+        out = torch.empty(3, HIDDEN, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(WCodecError, match="out is"):
+        moe.forward(data.x, data.topk_ids, data.topk_weights, ready, out)
 
 
 @pytest.mark.gpu
