@@ -95,6 +95,16 @@ def test_state_dicts_round_trip(assign: bool, target: str) -> None:
     assert (module.packed.data_ptr() == loaded["packed"].data_ptr()) == assign
 
 
+def test_a_blob_that_starts_anywhere_is_copied_to_where_kernels_can_read() -> None:
+    layer, x = linear(), tokens()
+    saved = PackedLinear.from_linear(layer).state_dict()
+    saved["packed"] = torch.cat([torch.zeros(1, dtype=torch.uint8), saved["packed"]])[1:]
+    module = PackedLinear(128, 192, device="meta")
+    module.load_state_dict(saved, assign=True)
+    assert module.packed.storage_offset() % 16 == 0
+    assert torch.equal(module(x), expected(layer, x))
+
+
 def test_blobs_of_different_lengths_load() -> None:
     layer, x = linear(), tokens()
     with torch.no_grad():

@@ -213,3 +213,11 @@ def test_blobs_of_the_wrong_type_are_refused() -> None:
     for bad in (blob.view(torch.int32), blob.view(2, -1), blob[::2]):
         with pytest.raises(WCodecError, match="1-D uint8"):
             state.wrap_blob(bad)
+
+
+def test_blobs_that_start_anywhere_are_refused() -> None:
+    for w in (weight(64, 64), torch.ones(8, 8)):
+        blob = wcodec.prepare({"w": w}, "cpu")["w"].blob
+        odd = torch.cat([torch.zeros(1, dtype=torch.uint8), blob])[1:]
+        with pytest.raises(WCodecError, match="starts on 16 bytes"):
+            state.wrap_blob(odd)

@@ -13,7 +13,7 @@ import torch
 from wcodec import preparation
 from wcodec.errors import UnsupportedError, WCodecError
 from wcodec.ops import dispatched_linear, linear
-from wcodec.state import KEEP, MAX_TOKENS, PackedWeight, wrap_blob
+from wcodec.state import KEEP, MAX_TOKENS, PackedWeight, starts_aligned, wrap_blob
 from wcodec.weight_info import UNPACK, WeightInfo
 from wcodec.workspace import Workspaces
 
@@ -206,7 +206,7 @@ class PackedLinear(torch.nn.Module):
                 given, device, name=prefix + "weight", max_tokens=self.max_tokens
             )
         else:
-            own = blob if assign else blob.to(device, copy=True)
+            own = blob if assign and starts_aligned(blob) else blob.to(device, copy=True)
             weight = wrap_blob(own, max_tokens=self.max_tokens, tensor=prefix + "packed")
         if (weight.n, weight.k) != (self.out_features, self.in_features) or not weight.is_matrix:
             raise WCodecError(

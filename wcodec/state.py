@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 256
 KEEP = ("packed", "both")
+VIEW_BYTES = 16
 
 _PATCH_OFFSET = 6144
 _INLINE_MAX = 6
@@ -259,6 +260,11 @@ def weight_of(blob: torch.Tensor) -> PackedWeight:
     return wrap_blob(blob)
 
 
+def starts_aligned(blob: torch.Tensor) -> bool:
+    """Whether kernels' 16-byte loads, and views as wider types, may begin where the blob does."""
+    return not (blob.storage_offset() % VIEW_BYTES or (blob.is_cuda and blob.data_ptr() % VIEW_BYTES))
+
+
 def wrap_blob(
     blob: torch.Tensor,
     *,
@@ -276,7 +282,8 @@ def wrap_blob(
     MalformedError
         If the bytes contradict themselves.
     WCodecError
-        If a CUDA graph is being captured, where nothing may be read back.
+        If it is no blob by its dtype, shape or alignment, or if a CUDA graph is being captured, where nothing
+        may be read back.
     """
     import torch
 
@@ -290,6 +297,10 @@ def wrap_blob(
         )
     if blob.dtype != torch.uint8 or blob.dim() != 1 or not blob.is_contiguous():
         raise WCodecError(f"a blob is 1-D uint8, not {blob.dtype} of shape {list(blob.shape)}", tensor=tensor)
+    if not starts_aligned(blob):
+        raise WCodecError(
+            f"a blob starts on {VIEW_BYTES} bytes, this one does not", tensor=tensor, mend="pass blob.clone()"
+        )
     footer = _check_blob(blob, tensor)
     return PackedWeight(blob, footer, original=original, max_tokens=max_tokens, workspaces=workspaces)
 
