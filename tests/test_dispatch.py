@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +127,20 @@ def test_the_rule_gives_configurations_that_can_launch(n: int, k: int, tokens: i
     config = choose(n, k, tokens, H200, 256, False).config
     grid = config.grid(n, k, tokens, H200.multiprocessors)
     assert np.prod(grid) >= 1
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0)])
+def test_packed_matrices_without_elements_get_a_plan(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(dispatch, "device_info", lambda index: H200)
+    weight: Any = SimpleNamespace(
+        device=torch.device("cuda", 0), is_raw=False, n=shape[0], k=shape[1], original=None, max_tokens=256
+    )
+    for tokens in dispatch.CLASSES:
+        assert dispatch.make_plan(weight, tokens).workspace_bytes == 0
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 16, 32, 64, 128, 256, 512])

@@ -86,6 +86,8 @@ def make_plan(weight: PackedWeight, tokens: int) -> Plan:
         return Plan(tokens, choice, cpu_path(weight))
     if weight.is_raw:
         return _raw_plan(weight, tokens)
+    if not (weight.n and weight.k):  # kernels' rules divide by the work there is
+        return Plan(tokens, Choice(DECODE, "nothing to multiply"), decode_path(weight))
     info = device_info(weight.device.index)
     choice = choose(weight.n, weight.k, tokens, info, weight.max_tokens, weight.original is not None)
     if choice.path == CUBLAS:
