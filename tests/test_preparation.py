@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,21 @@ def test_tied_weights_are_packed_once() -> None:
     prepared = wcodec.prepare({"a": w, "b": w, "c": w.clone()}, device="cpu")
     assert prepared["a"] is prepared["b"]
     assert prepared["a"] is not prepared["c"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tensors_made_when_asked_for_are_told_apart(packed: bool) -> None:
+    class Lazy(dict[str, int]):
+        """Every tensor is freed before the next is made, often in the same place."""
+
+        def items(self) -> Any:
+            for name, seed in super().items():
+                yield name, (wcodec.encode(weight(256, 256, seed)) if packed else weight(256, 256, seed))
+
+    seeds = {f"w{seed}": seed for seed in range(8)}
+    state = wcodec.prepare(Lazy(seeds), device="cpu")
+    for name, seed in seeds.items():
+        assert torch.equal(state[name].to_bf16(), weight(256, 256, seed))
 
 
 def test_keep_both_holds_the_original() -> None:

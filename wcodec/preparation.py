@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -71,15 +72,18 @@ def prepare(
     target = _resolve(torch.device(device))
     workspaces = _workspaces(target)
     state: dict[str, PackedWeight] = {}
-    shared: dict[Any, PackedWeight] = {}
+    shared: dict[Any, tuple[weakref.ref[Any], PackedWeight]] = {}
     for name, weight in _named(weights):
         key = _identity(weight)
-        if key not in shared:
-            shared[key] = prepare_one(
-                weight, target, name=name, keep=keep, max_tokens=max_tokens, workspaces=workspaces
-            )
-        state[name] = shared[key]
-    get_ready(shared.values())
+        if key in shared and shared[key][0]() is not None:
+            state[name] = shared[key][1]
+            continue
+        state[name] = prepare_one(
+            weight, target, name=name, keep=keep, max_tokens=max_tokens, workspaces=workspaces
+        )
+        # Of a mapping that makes its tensors when asked, the next may lie where a freed one lay.
+        shared[key] = weakref.ref(weight), state[name]
+    get_ready({id(weight): weight for weight in state.values()}.values())
     return PackedState(state, target)
 
 
@@ -150,7 +154,7 @@ def _named(weights: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _identity(weight: Any) -> Any:
-    """Return a key that tied tensors share, so that they are packed once."""
+    """Return a key that tied tensors share as long as they live, so that they are packed once."""
     import torch
 
     if isinstance(weight, torch.Tensor) and weight.numel() and weight.device.type != "meta":
