@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_a_blob_that_starts_anywhere_is_copied_to_where_kernels_can_read() -> No
     module.load_state_dict(saved, assign=True)
     assert module.packed.storage_offset() % 16 == 0
     assert torch.equal(module(x), expected(layer, x))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_compiled_calls_find_a_blob_s_handle_whichever_module_goes(first: bool) -> None:
+    modules = [PackedLinear.from_linear(linear()), PackedLinear(128, 192, device="meta")]
+    modules[1].load_state_dict(modules[0].state_dict(), assign=True)
+    handle = weakref.ref(weight_of(modules[0].packed))
+    assert weight_of(modules[1].packed) is handle()
+    del modules[0 if first else 1]
+    assert weight_of(modules[0].packed) is handle()
 
 
 def test_blobs_of_different_lengths_load() -> None:

@@ -94,7 +94,12 @@ class PackedWeight:
         # What torch._dynamo.mark_static_address sets; importing that takes seconds. Without it a compiled
         # function with CUDA graphs would copy the whole weight into its graph's pool on every call.
         blob._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
-        _registry[self.bricks] = self
+        # Of several handles of one blob the first stays the one that ops find, for as long as any of them lives.
+        owner = _registry.get(self.bricks)
+        same = owner is not None and owner.footer == footer and owner.device == self.device
+        self._owner = owner if same else None
+        if not same:
+            _registry[self.bricks] = self
 
     @property
     def shape(self) -> tuple[int, ...]:
