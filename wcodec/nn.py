@@ -36,7 +36,7 @@ class PackedLinear(torch.nn.Module):
     -----
     The state dict holds ``packed``, the blob as a 1-D uint8 tensor, and ``bias``. Loading also takes a plain
     ``weight`` and packs it. A module made this way holds no weight until then; `from_linear` makes a whole
-    one.
+    one. Load to change the weight: nothing may write into ``packed``, whose table is read once.
     """
 
     def __init__(

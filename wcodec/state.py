@@ -42,7 +42,7 @@ class PackedWeight:
     Parameters
     ----------
     blob : torch.Tensor of uint8, 1-D
-        A whole blob (``docs/format.md``), whose contents were checked.
+        A whole blob (``docs/format.md``), whose contents were checked and do not change from here on.
     footer : Footer
         Its parsed end.
     original : torch.Tensor, optional
@@ -94,7 +94,7 @@ class PackedWeight:
         # What torch._dynamo.mark_static_address sets; importing that takes seconds. Without it a compiled
         # function with CUDA graphs would copy the whole weight into its graph's pool on every call.
         blob._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
-        # Of several handles of one blob the first stays the one that ops find, for as long as any of them lives.
+        # Of several handles of one blob the first stays the one that ops find, while any of them lives.
         owner = _registry.get(self.bricks)
         same = owner is not None and owner.footer == footer and owner.device == self.device
         self._owner = owner if same else None
