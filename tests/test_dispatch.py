@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +131,22 @@ def test_the_rule_gives_configurations_that_can_launch(n: int, k: int, tokens: i
     assert np.prod(grid) >= 1
 
 
+@pytest.mark.parametrize("processors", [16, 78, 114, 132])
+def test_measured_configurations_serve_smaller_gpus_of_the_kind(
+    processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = replace(H200, multiprocessors=processors)
+    texts = {name: resources.files("wcodec.kernels").joinpath(name) for name in tables.PACKAGED}
+    entries = [
+        entry for name, file in texts.items() for entry in read_table(file.read_text("utf-8"), name)[2]
+    ]
+    monkeypatch.setattr(dispatch, "tables_for", lambda index: Tables([("NVIDIA H200", entries)]))
+    for n, k, m in sorted({(entry.n, entry.k, entry.m) for entry in entries if 16 < entry.m <= 256}):
+        choice = choose(n, k, m, info, 256, False)
+        if choice.path == "gemm":
+            assert choice.config.grid(n, k, m, processors) >= 1
+
+
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("shape", [(0, 64), (64, 0)])
 def test_packed_matrices_without_elements_get_a_plan(
@@ -199,8 +217,6 @@ def test_a_broken_table_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("name", tables.PACKAGED)
 def test_packaged_tables_are_well_formed(name: str) -> None:
-    from importlib import resources
-
     file = resources.files("wcodec.kernels").joinpath(name)
     if file.is_file():
         device, capability, entries = read_table(file.read_text(encoding="utf-8"), name)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import DeviceInfo, device_info
+from wcodec.errors import WCodecError
 from wcodec.fused import GEMM, GEMV, KERNELS, bind_router, supported
+from wcodec.kernels.gemm import GemmConfig
 from wcodec.paths import Run, chunked_path, cpu_path, decode_path, original_path
 from wcodec.tables import CLASSES, Entry, Found, tables_for, token_class
 
@@ -135,6 +137,9 @@ def choose(n: int, k: int, tokens: int, info: DeviceInfo, max_tokens: int, has_o
     if found.exact:
         config = KERNELS[best.kernel].config(best.config or {}) if best.kernel in KERNELS else None
         why = "fastest measured"
+        if not _fits(config, n, k, tokens, info):
+            why = f"rule: what was fastest on {found.device} needs more multiprocessors"
+            return Choice(best.kernel, why, _default(best.kernel, n, k, tokens, info))
     else:
         config = _default(best.kernel, n, k, tokens, info)
         why = f"rule: fastest for the nearest measured shape {best.n}×{best.k}"
@@ -179,6 +184,16 @@ def _default(path: str, n: int, k: int, tokens: int, info: DeviceInfo) -> Any:
     One per class, so that whatever a served token count needs was compiled when the weight was prepared.
     """
     return KERNELS[path].default(n, k, token_class(tokens), info) if path in KERNELS else None
+
+
+def _fits(config: Any, n: int, k: int, tokens: int, info: DeviceInfo) -> bool:
+    """Whether a measured configuration launches here: GPUs of one kind differ in multiprocessors."""
+    if isinstance(config, GemmConfig):
+        try:
+            config.grid(n, k, tokens, info.multiprocessors)
+        except WCodecError:
+            return False
+    return True
 
 
 def _expect(entry: Entry, found: Found, n: int, k: int) -> tuple[float, float, str]:
