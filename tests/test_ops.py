@@ -175,10 +175,12 @@ def test_the_op_follows_pytorchs_rules() -> None:
     torch.library.opcheck(torch.ops.wcodec.decode.default, (p.blob, 128, 64, torch.bfloat16))
 
 
-def test_the_op_refuses_a_blob_of_another_shape() -> None:
+def test_the_op_refuses_a_blob_of_another_shape_or_dtype() -> None:
     p = prepared(weight(128, 64))
     with pytest.raises(WCodecError, match="128 × 64 matrix, not 64 × 64"):
         torch.ops.wcodec.linear(torch.zeros(1, 64).bfloat16(), p.blob, None, 64, 64, torch.bfloat16)
+    with pytest.raises(WCodecError, match=r"bfloat16 weights, not torch\.float32"):
+        torch.ops.wcodec.linear(torch.zeros(1, 64).bfloat16(), p.blob, None, 128, 64, torch.float32)
 
 
 def test_the_op_takes_a_blob_that_no_weight_owns() -> None:

@@ -156,6 +156,8 @@ def _op_linear(
     packed = weight_of(blob)
     if (packed.n, packed.k) != (n, k):
         raise WCodecError(f"the blob holds a {packed.n} × {packed.k} matrix, not {n} × {k}")
+    if packed.dtype != dtype:  # what compilers were told of the result
+        raise WCodecError(f"the blob holds {packed.dtype} weights, not {dtype}")
     return _linear(x, packed, bias)
 
 
