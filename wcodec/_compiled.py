@@ -47,5 +47,6 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def source_stamp() -> tuple[tuple[str, int, int], ...]:
     """Names, times and sizes of every source that compiled loops are made of."""
     here = Path(__file__).parent
-    sources = sorted(path for pattern in ("*_jit.py", "*_simd.py") for path in here.rglob(pattern))
+    patterns = ("*_jit.py", "*_simd.py", "*_layout.py")
+    sources = sorted(path for pattern in patterns for path in here.rglob(pattern))
     return tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
+from wcodec.formats._bf16_w12_layout import INLINE_PATCHES, OVERFLOW_TAG, PATCHES_AT, QUARTER_WEIGHTS
 from wcodec.formats.bf16_w12 import BRICK_BYTES, TILE, Bf16W12
 from wcodec.formats.raw import Raw
 from wcodec.packed import ALIGNMENT_BYTES, FOOTER_BYTES, TAIL_BYTES, Footer, PackedTensor
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 MAX_TOKENS = 256
 KEEP = ("packed", "both")
 VIEW_BYTES = 16
-
-_PATCH_OFFSET = 6144
-_INLINE_MAX = 6
-_OVERFLOW_TAG = 255
-_QUARTER_WEIGHTS = 1024
 
 _ROUTER_ROWS = 1024  # FP32 matrices of up to this many rows are taken for routers
 
@@ -335,16 +331,17 @@ def _check_patches(blob: torch.Tensor, footer: Footer, matrix: tuple[int, int]) 
     count = -(-rows // TILE) * -(-cols // TILE)
     end = count * BRICK_BYTES + 4 * footer.overflow_count
     padding = blob[end : blob.numel() - FOOTER_BYTES - 8 * len(footer.shape)]
-    words = blob[: count * BRICK_BYTES].view(count, BRICK_BYTES)[:, _PATCH_OFFSET:].reshape(-1, 16)
+    words = blob[: count * BRICK_BYTES].view(count, BRICK_BYTES)[:, PATCHES_AT:].reshape(-1, 16)
     tag = words[:, 15]
-    overflowing = words[tag == _OVERFLOW_TAG]
+    overflowing = words[tag == OVERFLOW_TAG]
     first, number = (overflowing[:, 4 * i : 4 * i + 4].contiguous().view(torch.int32).long() for i in (0, 1))
     first = first.view(-1) & 0xFFFFFFFF
     number = number.view(-1)
+    impossible = (number <= INLINE_PATCHES) | (number > QUARTER_WEIGHTS)
     checks = {
-        "a patch word has an unknown tag": (tag > _INLINE_MAX) & (tag != _OVERFLOW_TAG),
+        "a patch word has an unknown tag": (tag > INLINE_PATCHES) & (tag != OVERFLOW_TAG),
         "a patch word's overflow range leaves the list": first + number > footer.overflow_count,
-        "a patch word's overflow count is impossible": (number <= _INLINE_MAX) | (number > _QUARTER_WEIGHTS),
+        "a patch word's overflow count is impossible": impossible,
         "the padding before the dims is not zero": padding,
     }
     bad = torch.stack([found.any() for found in checks.values()]).cpu()

@@ -65,6 +65,14 @@ MATRICES: dict[str, Callable[[], Bits]] = {
 }
 
 
+def lone_patterns() -> Bits:
+    """Row r holds pattern r and zeros."""
+    bits = np.zeros((65536, 64), np.uint16)
+    rows = np.arange(65536)
+    bits[rows, rows * 37 % 64] = rows
+    return bits
+
+
 def plain_bricks(bits: Bits) -> npt.NDArray[np.uint8]:
     """Uncompressed bricks: fragment order, 2 bytes per weight, plane j = step j."""
     rows, cols = (-(-n // 64) for n in bits.shape)

@@ -17,6 +17,7 @@ from tests.kernels.matrices import (
     few_exceptions,
     gaussian,
     half_zero,
+    lone_patterns,
     only_exceptions,
     plain_bricks,
 )
@@ -80,14 +81,6 @@ class Matrix:
         assert (out[:, self.rows :].contiguous().view(torch.int16) == POISON).all()
         assert not workspace().any()  # ready for the next launch
         return out[:m, : self.rows].contiguous()
-
-
-def lone_patterns() -> Bits:
-    """Row r holds pattern r and zeros."""
-    bits = np.zeros((65536, 64), np.uint16)
-    rows = np.arange(65536)
-    bits[rows, rows * 37 % 64] = rows
-    return bits
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from tests.kernels.matrices import (
     few_exceptions,
     gaussian,
     half_zero,
+    lone_patterns,
     only_exceptions,
     plain_bricks,
 )
@@ -65,14 +66,6 @@ class Matrix:
         assert out[m].isnan().all()
         assert out[:, self.rows :].isnan().all()
         return out[:m, : self.rows].contiguous()
-
-
-def lone_patterns() -> Bits:
-    """Row r holds pattern r and zeros."""
-    bits = np.zeros((65536, 64), np.uint16)
-    rows = np.arange(65536)
-    bits[rows, rows * 37 % 64] = rows
-    return bits
 
 
 @functools.cache

@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 
 from wcodec._compiled import compiled
+from wcodec.formats._bf16_w12_layout import (
+    BRICK_BYTES,
+    INLINE_PATCHES,
+    OVERFLOW_TAG,
+    PATCHES_AT,
+    QUARTER_BYTES,
+    QUARTER_WEIGHTS,
+    TILE,
+)
 from wcodec.formats._bf16_w12_simd import count_outside, decode_group, encode_group
 
-TILE = 64
-QUARTER_BYTES = 1536
-PATCHES_AT = 4 * QUARTER_BYTES
-BRICK_BYTES = PATCHES_AT + 4 * 16
-INLINE_PATCHES = 6
-OVERFLOW_TAG = 255
 _ENTRY_MASK = np.uint64((1 << 18) - 1)
 
 
@@ -41,6 +44,24 @@ def count_high_exponents(bits: Any, counts: Any) -> None:
     for j in range(8):
         for high in range(256):
             counts[high & 127] += tables[j, high]
+
+
+@compiled()
+def _as_word(table: Any) -> int:
+    """The table's eight bytes as a u64, first entry in the lowest byte."""
+    word = np.uint64(0)
+    for i in range(8):
+        word |= np.uint64(table[i]) << np.uint64(8 * i)
+    return word
+
+
+@compiled()
+def _outside(table: Any) -> Any:
+    """Whether each of the 128 high-exponent values is outside the table."""
+    outside = np.ones(128, dtype=np.bool_)
+    for i in range(8):
+        outside[table[i]] = False
+    return outside
 
 
 @compiled()
@@ -102,13 +123,9 @@ def encode_rows(bits: Any, table: Any, bricks: Any, overflow: Any) -> int:
     """
     rows, cols = bits.shape
     tile_columns = (cols + TILE - 1) // TILE
-    outside = np.ones(128, dtype=np.bool_)
-    packed_table = np.uint64(0)
-    for i in range(8):
-        outside[table[i]] = False
-        packed_table |= np.uint64(table[i]) << np.uint64(8 * i)
+    outside, packed_table = _outside(table), _as_word(table)
     scratch = np.empty((TILE, TILE), dtype=np.uint16)
-    entries = np.empty(16 * TILE, dtype=np.uint32)
+    entries = np.empty(QUARTER_WEIGHTS, dtype=np.uint32)
     used = 0
     for index in range(bricks.shape[0]):
         row0, col0 = (index // tile_columns) * TILE, (index % tile_columns) * TILE
@@ -193,7 +210,7 @@ def _apply_patch_word(tile: Any, quarter: int, word: Any, overflow: Any) -> bool
     if tag != OVERFLOW_TAG:
         return False
     start, count = _overflow_range(word)
-    if count <= INLINE_PATCHES or count > 16 * TILE or start + count > overflow.size:
+    if count <= INLINE_PATCHES or count > QUARTER_WEIGHTS or start + count > overflow.size:
         return False
     for i in range(start, start + count):
         _patch(tile, 16 * quarter, np.int64(overflow[i]))
@@ -211,9 +228,7 @@ def decode_rows(bricks: Any, table: Any, overflow: Any, bits: Any) -> int:
     """
     rows, cols = bits.shape
     tile_columns = (cols + TILE - 1) // TILE
-    packed_table = np.uint64(0)
-    for i in range(8):
-        packed_table |= np.uint64(table[i]) << np.uint64(8 * i)
+    packed_table = _as_word(table)
     scratch = np.empty((TILE, TILE), dtype=np.uint16)
     for index in range(bricks.shape[0]):
         row0, col0 = (index // tile_columns) * TILE, (index % tile_columns) * TILE
@@ -243,11 +258,7 @@ def decode_rows(bricks: Any, table: Any, overflow: Any, bits: Any) -> int:
 def count_overflow(bits: Any, table: Any) -> int:
     """Overflow entries that `encode_rows` would write for these rows, without encoding."""
     rows, cols = bits.shape
-    outside = np.ones(128, dtype=np.bool_)
-    packed_table = np.uint64(0)
-    for i in range(8):
-        outside[table[i]] = False
-        packed_table |= np.uint64(table[i]) << np.uint64(8 * i)
+    outside, packed_table = _outside(table), _as_word(table)
     whole = cols - cols % TILE
     address = np.uint64(bits.ctypes.data)
     stride = np.uint64(bits.strides[0])

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
+from wcodec.formats._bf16_w12_layout import BRICK_BYTES as BRICK_BYTES
+from wcodec.formats._bf16_w12_layout import TILE as TILE
 from wcodec.formats.base import Format, Shape, check_tail, share, split_axis
 from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
 
@@ -18,8 +20,6 @@ U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
-TILE = 64
-BRICK_BYTES = 6208
 TABLE_SIZE = 8
 OVERFLOW_LIMIT = (1 << 32) - 1
 
