@@ -1,4 +1,4 @@
-"""The compressed wgmma product for 17 … 256 tokens and more (``sm90_gemm.cu``), host side.
+"""The compressed wgmma product for up to 256 tokens a tile (``sm90_gemm.cu``), host side.
 
 A `GemmConfig` is one compiled instance, a `Bricks` says where a matrix lies, a `Gemm` launches the two.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SOURCE = "sm90_gemm.cu"
 TILE = 64
 MAX_SPLIT = 8
-MIN_TOKENS, MAX_TOKENS = 16, 256  # what the rule serves with one tile of tokens
+MIN_TOKENS, MAX_TOKENS = 8, 256  # that `candidates` serves with one tile of tokens
 SHARED_LIMIT_BYTES = 227 << 10
 SM_SHARED_BYTES = 228 << 10  # what the CTAs of one SM share, 1 KB of it per CTA reserved
 BRICK_BYTES = {"bf16-w12": 6208, "bf16": 8192}
@@ -36,6 +36,7 @@ _MAX_STAGES = 12
 _SHORT_BRICKS = 32  # K of at most 2,048: an exchange costs more than it saves
 _MANY_CTAS = 4  # per tile, above which the exchange costs more than reading x more often
 _LEAST_FILL = 0.7  # of the SMs
+_FEW_TOKENS = 32  # so few that posting whole tiles costs nothing: work may be dealt evenly whatever the fill
 
 
 @dataclass(frozen=True)
@@ -261,12 +262,15 @@ def _split(
 
 
 def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig]:
-    """Return the instances worth timing for a product, the rule's first; none outside 16 … 256 tokens."""
+    """Return the instances worth timing for a product, the rule's first; none outside 8 … 256 tokens.
+
+    A tile of 16 tokens is too small to be summed by more than two CTAs, so 32 are tried there too.
+    """
     if not MIN_TOKENS <= tokens <= MAX_TOKENS:
         return []
     found = [default_config(n, k, tokens, info)]
     tile = next(count for count in _TILE_TOKENS if tokens <= count)
-    tiles_of_tokens = (tile, tile // 2) if tile == MAX_TOKENS else (tile,)
+    tiles_of_tokens = {MAX_TOKENS: (MAX_TOKENS, 128), 16: (16, 32)}.get(tile, (tile,))
     for count, (rows, columns), bricks, split, cluster in itertools.product(
         tiles_of_tokens, ((1, 1), (1, 2), (2, 1)), (1, 2), range(MAX_SPLIT + 1), (False, True)
     ):
@@ -278,7 +282,7 @@ def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig
             continue
         tiles = config.tiles(n, tokens)
         fill = tiles * max(split, 1) / info.multiprocessors
-        if (fill > 1 and count % 64 == 0) if split == 0 else _LEAST_FILL <= fill <= 1:
+        if (fill > 1 or count <= _FEW_TOKENS) if split == 0 else _LEAST_FILL <= fill <= 1:
             found.append(config)
     return found
 
