@@ -6,7 +6,8 @@ all: norms, rotary embedding, attention and greedy choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
 from wcodec.dispatch import DECODE
+from wcodec.errors import WCodecError
 from wcodec.formats.bf16_w12 import TILE
+from wcodec.kernels.gemv import GemvConfig
 from wcodec.nn import PackedLinear
 from wcodec.paths import product
 
@@ -57,24 +60,27 @@ class Decoder:
         """
         cos, sin = self.cos[positions], self.sin[positions]
         groups = self.heads // self.kv_heads
-        # The query heads of a group are rows of one product with their key head.
-        visible = (self.columns <= positions[:, None]).repeat(groups, 1)
+        # The query heads of a group are rows of one product with their key head. As numbers, because every
+        # layer would convert a mask of booleans anew.
+        mask = torch.where(self.columns <= positions[:, None], 0.0, float("-inf"))
+        mask = mask.to(self.cache.dtype).repeat(groups, 1)
         hidden = self.model.model.embed_tokens(tokens)
         for layer, cache in zip(self.model.model.layers, self.cache, strict=True):
-            normed, attention = layer.input_layernorm(hidden), layer.self_attn
+            normed, attention = _normed(layer.input_layernorm, hidden), layer.self_attn
             q, k, v = (
                 self._heads(getattr(attention, name), normed) for name in ("q_proj", "k_proj", "v_proj")
             )
-            cache[0].index_copy_(2, positions, _rotated(k, cos, sin))
+            q, k = _rotated(torch.cat((q, k), dim=1), cos, sin).split((self.heads, self.kv_heads), dim=1)
+            cache[0].index_copy_(2, positions, k)
             cache[1].index_copy_(2, positions, v)
-            q = _rotated(q, cos, sin).reshape(self.batch, self.kv_heads, -1, self.width)
-            mixed = F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=visible)
-            mixed = mixed.view(self.batch, self.heads, -1, self.width).transpose(1, 2).flatten(2)
+            q = q.reshape(self.batch, self.kv_heads, -1, self.width)
+            mixed = F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=mask)
+            mixed = mixed.reshape(self.batch, self.heads, -1, self.width).transpose(1, 2).flatten(2)
             hidden = hidden + self.call(attention.o_proj, mixed)
-            normed, mlp = layer.post_attention_layernorm(hidden), layer.mlp
+            normed, mlp = _normed(layer.post_attention_layernorm, hidden), layer.mlp
             gated = F.silu(self.call(mlp.gate_proj, normed)) * self.call(mlp.up_proj, normed)
             hidden = hidden + self.call(mlp.down_proj, gated)
-        last = self.model.model.norm(hidden[:, -1])
+        last = _normed(self.model.model.norm, hidden[:, -1])
         return self.call(self.model.lm_head, last)
 
     def prefill(self, prompt: torch.Tensor) -> torch.Tensor:
@@ -94,6 +100,11 @@ class Decoder:
 
     def _heads(self, module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return self.call(module, x).view(self.batch, x.shape[1], -1, self.width).transpose(1, 2)
+
+
+def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """An RMS norm as one kernel instead of the model's eight, which would hide what is compared."""
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _rotations(model: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,6 +144,7 @@ class UncompressedBricks:
     def __init__(self) -> None:
         self._bricks: dict[int, torch.Tensor] = {}
         self._runs: dict[tuple[int, int], Any] = {}
+        self._configs: dict[Any, Any] = {}  # by that of the packed weight
 
     def warm_up(self, model: torch.nn.Module, tokens: Iterable[int]) -> None:
         """Compile what products with these token counts need, in parallel."""
@@ -174,14 +186,22 @@ class UncompressedBricks:
             footer=weight.footer,
             workspaces=weight.workspaces,
         )
-        return KERNELS[choice.path].bind(stand_in, tokens, _uncompressed(choice.config)).run
+        known = self._configs.get(choice.config)
+        for config in _uncompressed(choice.config) if known is None else (known,):
+            with contextlib.suppress(WCodecError):  # it spills: uncompressed weights need more registers
+                run = KERNELS[choice.path].bind(stand_in, tokens, config).run
+                self._configs[choice.config] = config
+                return run
+        raise LookupError(f"{choice.config} has no counterpart for uncompressed bricks")
 
 
-def _uncompressed(config: Any) -> Any:
-    """The configuration for uncompressed bricks; they are larger, so the ring may have to be shorter."""
+def _uncompressed(config: Any) -> Iterator[Any]:
+    """Configurations for uncompressed bricks that sum in the same order, the likeliest first.
+
+    Bricks are larger: the ring may have to be shorter, or the CTA smaller, which changes no sum.
+    """
+    smaller = ({"min_ctas": 1}, {"min_ctas": 1, "row_warps": 1}) if isinstance(config, GemvConfig) else ()
     for stages in range(config.stages, 0, -1):
-        try:
-            return replace(config, stages=stages, decoder="bf16")
-        except ValueError:
-            continue
-    raise LookupError(f"{config} has no counterpart for uncompressed bricks")
+        for changes in ({}, *smaller):
+            with contextlib.suppress(ValueError):
+                yield replace(config, stages=stages, decoder="bf16", **changes)

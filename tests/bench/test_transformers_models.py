@@ -42,6 +42,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "SIZES": {**sizes, **heads},
         "BATCHES": (1, 2),
         "BLOCKS": 2,
+        "EAGER_BLOCKS": 1,
         "BLOCK_STEPS": 1,
         "NEW_TOKENS": 4,
         "capture": FakeGraph,
