@@ -153,3 +153,17 @@ def test_any_damage_of_a_stored_blob_is_found(where: float, llama: Path, tmp_pat
     rewrite(tmp_path / "packed", change)
     with pytest.raises(RuntimeError):
         load(tmp_path / "packed")
+
+
+def test_the_reason_of_a_failed_load_is_a_line_of_its_own(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Transformers ends with an error that names neither weight nor reason."""
+    pack_directory(llama, tmp_path / "packed")
+    rewrite(tmp_path / "packed", damage)
+    with pytest.raises(RuntimeError):
+        load(tmp_path / "packed")
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("wcodec")]
+    assert len(ours) == 1
+    assert ours[0].startswith("wcodec: tensor 'lm_head.weight': ")
+    assert "\n" not in ours[0]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from transformers.core_model_loading import ConversionOps
+from transformers.utils import logging
 
 from wcodec import preparation
-from wcodec.errors import MalformedError, UnsupportedError
+from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.formats.bf16_w12 import Bf16W12
 from wcodec.formats.raw import Raw
 from wcodec.integrations.swapping import may_shrink, put_packed
@@ -18,6 +19,8 @@ from wcodec.state import PackedWeight, wrap_blob
 
 if TYPE_CHECKING:
     from wcodec.integrations.transformers import WCodecHfQuantizer
+
+logger = logging.get_logger(__name__)
 
 _VIEW_BYTES = 16  # alignment of a blob that is read through wider types
 
@@ -68,7 +71,16 @@ class Place(ConversionOps):
         rest = {}
         for name, value in input_dict.items():
             tensor = value[0] if isinstance(value, list) else value
-            left = self._place(model, name, tensor)
+            # The loader turns an error into a table's cell, goes on, and in the end raises one that names
+            # neither the weight nor the reason. So a line of ours does.
+            try:
+                left = self._place(model, name, tensor)
+            except WCodecError as error:
+                logger.error(f"wcodec: {error}")
+                raise error.with_traceback(None) from None  # a line for people; the frames say nothing more
+            except Exception as error:
+                logger.error(f"wcodec: tensor {name!r}: {type(error).__name__}: {error}")
+                raise
             if left is not None:
                 rest[name] = left
                 self._quantizer.targets.discard(name)  # so that the loader compares its shape
