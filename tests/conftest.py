@@ -37,3 +37,14 @@ def kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the test a compiled-kernel cache of its own and return its directory."""
     monkeypatch.setenv("WCODEC_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the largest of every figure that tests recorded with `record_property`."""
+    largest: dict[str, float] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for name, value in report.user_properties:
+                largest[name] = max(largest.get(name, value), value)
+    for name, value in sorted(largest.items()):
+        terminalreporter.write_line(f"largest {name}: {value:.2e}")

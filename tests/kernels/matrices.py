@@ -73,13 +73,24 @@ def lone_patterns() -> Bits:
     return bits
 
 
+# A matrix as tile, quarter, + 8, row | tile, step, + 8, pair, column; this is the order in bricks.
+_BRICK_AXES = (0, 4, 1, 5, 3, 7, 6, 2, 8)
+
+
 def plain_bricks(bits: Bits) -> npt.NDArray[np.uint8]:
     """Uncompressed bricks: fragment order, 2 bytes per weight, plane j = step j."""
     rows, cols = (-(-n // 64) for n in bits.shape)
     whole = np.zeros((rows * 64, cols * 64), np.uint16)
     whole[: bits.shape[0], : bits.shape[1]] = bits
-    axes = whole.reshape(rows, 4, 2, 8, cols, 4, 2, 4, 2)  # tile, quarter, +8, g | tile, step, +8, t, pair
-    return np.ascontiguousarray(axes.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)).view(np.uint8).reshape(-1)
+    axes = whole.reshape(rows, 4, 2, 8, cols, 4, 2, 4, 2).transpose(_BRICK_AXES)
+    return np.ascontiguousarray(axes).view(np.uint8).reshape(-1)
+
+
+def matrix_of_bricks(bricks: Bits, shape: tuple[int, int]) -> Bits:
+    """The matrix of uncompressed bricks: `plain_bricks` the other way."""
+    rows, cols = (-(-n // 64) for n in shape)
+    axes = bricks.reshape(rows, cols, 4, 4, 8, 4, 2, 2, 2).transpose(np.argsort(_BRICK_AXES))
+    return axes.reshape(rows * 64, cols * 64)[: shape[0], : shape[1]]
 
 
 def bits_of(tensor: Any) -> Bits:

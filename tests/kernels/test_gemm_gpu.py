@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.kernels.gemm_instances import EXAMPLES
 from tests.kernels.matrices import (
-    Bits,
     all_patterns,
     bits_of,
     few_exceptions,
@@ -19,68 +17,19 @@ from tests.kernels.matrices import (
     half_zero,
     lone_patterns,
     only_exceptions,
-    plain_bricks,
 )
-from wcodec.codec import encode
+from tests.kernels.products import POISON, Matrix, on_gpu, workspace
 from wcodec.cuda.device import device_info
-from wcodec.errors import WCodecError
-from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
+from wcodec.kernels.gemm import Gemm, GemmConfig
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-
-POISON = 0x7FC1  # a NaN that no product gives
-WORKSPACE_BYTES = 64 << 20
 
 
 @pytest.fixture(autouse=True)
 def wgmma() -> None:
     if not device_info(0).has_wgmma:
         pytest.skip("the wgmma product needs compute capability 9.0")
-
-
-@functools.cache
-def workspace() -> Any:
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-
-
-class Matrix:
-    """A matrix on the GPU, packed and as uncompressed bricks of the same order."""
-
-    def __init__(self, bits: Bits) -> None:
-        self.bits = bits
-        self.rows, self.cols = bits.shape
-        packed = encode(bits, format="bf16-w12")
-        self._blobs = [torch.from_numpy(b.copy()).cuda() for b in (packed.blob, plain_bricks(bits))]
-        compressed, plain = (blob.data_ptr() for blob in self._blobs)
-        self.bricks = {
-            "bf16-w12": Bricks.of(packed, compressed),
-            "bf16": Bricks(plain, 0, (0, 0), self.rows, self.cols),
-        }
-
-    def product(self, config: GemmConfig, x: Any, bias: Any = None, **extra: int) -> Any:
-        """Run one instance into a poisoned output with a guard row and guard columns around."""
-        m = x.shape[0]
-        wide = torch.zeros(m, self.cols + -self.cols % 8, device="cuda", dtype=torch.bfloat16)
-        wide[:, : self.cols] = x  # rows start on 16 bytes
-        out = torch.empty(m + 1, self.rows + 3, device="cuda", dtype=torch.bfloat16)
-        out.view(torch.int16).fill_(POISON)
-        processors = device_info(0).multiprocessors
-        assert config.partial_bytes(self.rows, self.cols, m, processors) <= WORKSPACE_BYTES
-        run = Gemm(config, self.bricks[config.decoder], m, 0, processors, **extra)
-        run(
-            torch.cuda.current_stream().cuda_stream,
-            wide.data_ptr(),
-            wide.stride(0),
-            out.data_ptr(),
-            out.stride(0),
-            partials=workspace().data_ptr(),
-            bias=0 if bias is None else bias.data_ptr(),
-        )
-        assert (out[m].view(torch.int16) == POISON).all()
-        assert (out[:, self.rows :].contiguous().view(torch.int16) == POISON).all()
-        assert not workspace().any()  # ready for the next launch
-        return out[:m, : self.rows].contiguous()
 
 
 @functools.cache
@@ -95,15 +44,6 @@ def matrix(name: str) -> Matrix:
             "only": lambda: only_exceptions(128, 1024),
         }[name]()
     )
-
-
-def served(config: GemmConfig, w: Matrix, m: int) -> bool:
-    """Whether an instance can run this product at all."""
-    try:
-        config.grid(w.rows, w.cols, m, device_info(0).multiprocessors)
-    except WCodecError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -123,7 +63,7 @@ def test_one_hot_tokens_read_every_weight_back(name: str, weights: str) -> None:
 def test_all_patterns_reach_the_sum(name: str) -> None:
     # One pattern per row beside zeros. NaN payloads do not survive a sum: see the dump below.
     config, w = EXAMPLES[name], matrix("lone patterns")
-    if not served(config, w, config.tokens):
+    if not w.served(config, config.tokens):
         config = replace(config, split=1, cluster=False)
     x = torch.ones(config.tokens, 64, device="cuda", dtype=torch.bfloat16)
     got = bits_of(w.product(config, x))
@@ -137,14 +77,8 @@ def test_all_patterns_reach_the_sum(name: str) -> None:
 @pytest.mark.parametrize("weights", ["patterns", "few", "half", "only"])
 @pytest.mark.parametrize("row_groups", [1, 2])
 def test_a_registers_hold_the_original_bits(weights: str, row_groups: int) -> None:
-    # A debug instance writes the decoded A operand to `out`, as the N × K matrix it stands for.
     w = matrix(weights)
-    config = GemmConfig(16, row_groups, 4, 2, 1)
-    out = torch.zeros(w.rows, w.cols, device="cuda", dtype=torch.bfloat16)
-    x = torch.zeros(16, w.cols, device="cuda", dtype=torch.bfloat16)
-    run = Gemm(config, w.bricks["bf16-w12"], 16, 0, device_info(0).multiprocessors, WC_DUMP=1)
-    run(torch.cuda.current_stream().cuda_stream, x.data_ptr(), w.cols, out.data_ptr(), w.cols)
-    assert (bits_of(out) == w.bits).all()
+    assert (w.dump(GemmConfig(16, row_groups, 4, 2, 1)) == w.bits).all()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -165,11 +99,11 @@ def test_same_bits_as_uncompressed_bricks(name: str, weights: str) -> None:
 def test_odd_shapes_and_numbers_of_tokens(name: str, rows: int, cols: int) -> None:
     config = EXAMPLES[name]
     w = Matrix(gaussian(rows, cols, seed=rows + cols))
-    exact = torch.from_numpy(w.bits.view(np.int16)).cuda().view(torch.bfloat16).double()
+    exact = on_gpu(w.bits).double()
     torch.manual_seed(rows)
     bias = torch.randn(rows, device="cuda").bfloat16()
     for m in (17, 33, 64, 65, 100, 128, 200, 256):
-        if not served(config, w, m):
+        if not w.served(config, m):
             continue
         x = torch.randn(m, cols, device="cuda").bfloat16()
         want = x.double() @ exact.T + bias.double()
@@ -203,7 +137,7 @@ def test_a_thousand_runs_give_the_same_bits(name: str) -> None:
 
 def test_a_vocabulary_of_odd_size() -> None:
     w = Matrix(gaussian(41387, 320, seed=9))
-    exact = torch.from_numpy(w.bits.view(np.int16)).cuda().view(torch.bfloat16).double()
+    exact = on_gpu(w.bits).double()
     for name in ("dealt evenly", "wide tiles, two bricks a stage"):
         x = torch.randn(64, w.cols, device="cuda").bfloat16()
         want = x.double() @ exact.T

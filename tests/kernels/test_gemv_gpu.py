@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.kernels.gemv_instances import EXAMPLES
 from tests.kernels.matrices import (
-    Bits,
     all_patterns,
     bits_of,
     few_exceptions,
@@ -18,54 +16,13 @@ from tests.kernels.matrices import (
     half_zero,
     lone_patterns,
     only_exceptions,
-    plain_bricks,
 )
-from wcodec.codec import encode
-from wcodec.cuda.module import load
+from tests.kernels.products import POISON, Matrix, on_gpu
 from wcodec.errors import WCodecError
-from wcodec.kernels.gemm import Bricks
-from wcodec.kernels.gemv import LAYOUT, SOURCE, Gemv, GemvConfig
+from wcodec.kernels.gemv import Gemv, GemvConfig
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-
-POISON = 0x7FC1  # a NaN that no product gives
-
-
-def on_gpu(bits: Bits) -> Any:
-    return torch.from_numpy(bits.view(np.int16).copy()).cuda().view(torch.bfloat16)
-
-
-class Matrix:
-    """A matrix on the GPU, packed and as uncompressed bricks of the same order."""
-
-    def __init__(self, bits: Bits) -> None:
-        self.bits = bits
-        self.rows, self.cols = bits.shape
-        packed = encode(bits, format="bf16-w12")
-        self._blobs = {"bf16-w12": torch.from_numpy(np.asarray(packed.blob).copy()).cuda()}
-        self.bricks = {"bf16-w12": Bricks.of(packed, self._blobs["bf16-w12"].data_ptr())}
-        self._blobs["bf16"] = torch.from_numpy(plain_bricks(bits)).cuda()
-        self.bricks["bf16"] = Bricks(self._blobs["bf16"].data_ptr(), 0, (0, 0), self.rows, self.cols)
-
-    def product(self, config: GemvConfig, x: Any, bias: Any = None) -> Any:
-        """Run one instance into a poisoned output with a guard row and column around."""
-        m, stride = x.shape[0], x.stride(0)
-        dtype = torch.float32 if config.out_f32 else torch.bfloat16
-        out = torch.full((m + 1, self.rows + 3), float("nan"), device="cuda", dtype=dtype)
-        run = Gemv(config, self.bricks[config.decoder], m, 0)
-        stream = torch.cuda.current_stream().cuda_stream
-        run(
-            stream,
-            x.data_ptr(),
-            stride,
-            out.data_ptr(),
-            out.stride(0),
-            bias=0 if bias is None else bias.data_ptr(),
-        )
-        assert out[m].isnan().all()
-        assert out[:, self.rows :].isnan().all()
-        return out[:m, : self.rows].contiguous()
 
 
 @functools.cache
@@ -80,14 +37,6 @@ def matrix(name: str) -> Matrix:
             "only": lambda: only_exceptions(128, 256),
         }[name]()
     )
-
-
-def padded(x: Any) -> Any:
-    """Copy x so that its rows start on 16 bytes, zeros after them."""
-    m, k = x.shape
-    wide = torch.zeros(m, k + -k % 8, device="cuda", dtype=torch.bfloat16)
-    wide[:, :k] = x
-    return wide
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -122,22 +71,8 @@ def test_all_patterns_reach_the_sum(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("weights", ["patterns", "few", "half", "only"])
 def test_a_registers_hold_the_original_bits(name: str, weights: str) -> None:
-    # A debug instance writes the decoded A operand to `out`, in the order of uncompressed bricks.
     w = matrix(weights)
-    config = EXAMPLES[name]
-    out = torch.zeros(-(-w.rows // 64) * -(-w.cols // 64) * 4096, device="cuda", dtype=torch.bfloat16)
-    x = torch.zeros(1, w.cols, device="cuda", dtype=torch.bfloat16)
-    kernel = load(SOURCE, {**config.defines(), "WC_DUMP": 1, "WC_MIN_CTAS": 1}, 0)
-    frame = kernel.frame(LAYOUT, config.grid(w.rows), config.threads, config.shared_bytes, config.split)
-    b = w.bricks["bf16-w12"]
-    frame(
-        torch.cuda.current_stream().cuda_stream,
-        *(b.address, b.overflow, *b.table, x.data_ptr(), w.cols, 0, out.data_ptr(), 0, w.rows, w.cols, 1),
-    )
-    got = bits_of(out).reshape(-1, 4, 4, 32, 2, 2, 2)
-    want = plain_bricks(w.bits).view(np.uint16).reshape(got.shape)
-    inside = plain_bricks(np.ones_like(w.bits)).view(np.uint16).reshape(got.shape) != 0
-    assert (got == want)[inside].all()
+    assert (w.dump(EXAMPLES[name]) == w.bits).all()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -165,7 +100,7 @@ def test_odd_shapes_and_every_m(name: str, rows: int, cols: int) -> None:
     for m in range(1, config.tokens + 1):
         x = torch.randn(m, cols, device="cuda").bfloat16()
         want = x.double() @ exact.T + bias.double()
-        got = w.product(config, padded(x), bias).double()
+        got = w.product(config, x, bias).double()
         limit = 2**-8 * want.abs() + 2**-18 * (x.double().abs() @ exact.abs().T)
         assert ((got - want).abs() <= limit).all(), m
 

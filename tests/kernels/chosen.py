@@ -1,0 +1,58 @@
+"""Every configuration of the product kernels that the dispatcher can choose on an H200."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from importlib import resources
+
+from wcodec.cuda.device import DeviceInfo
+from wcodec.kernels import gemm, gemv
+from wcodec.kernels.gemm import TILE, GemmConfig
+from wcodec.kernels.gemv import GemvConfig
+from wcodec.tables import PACKAGED, Entry, read_table
+
+H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, 141 << 30)
+
+# Shapes in tiles of 64 that between them lead the wgmma rule to each of its branches: every split that fills
+# the SMs, none, more tiles than SMs; K of few bricks, of many, and of an odd number.
+_FEW_ROW_TILES = (*range(1, 6), *range(8, 15), *range(16, 21), 22, 23, 26, 27, 32, 33, 34, 36, 40, 44)
+_MANY_ROW_TILES = (45, 66, 67, 88, 132, 133, 264, 265, 300)
+_BRICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 33, 34)
+_TOKENS = (16, 32, 64, 128, 256)
+
+
+def _measured() -> list[Entry]:
+    folder = resources.files("wcodec.kernels")
+    return [entry for name in PACKAGED for entry in read_table(folder.joinpath(name).read_text(), name)[2]]
+
+
+def _gemv() -> set[GemvConfig]:
+    tables = {GemvConfig(**(entry.config or {})) for entry in _measured() if entry.kernel == "gemv"}
+    return tables | {config for row in gemv.INSTANCES.values() for _, config in row}
+
+
+def _gemm() -> set[GemmConfig]:
+    tables = {GemmConfig(**(entry.config or {})) for entry in _measured() if entry.kernel == "gemm"}
+    shapes = itertools.product((*_FEW_ROW_TILES, *_MANY_ROW_TILES), _BRICKS, _TOKENS)
+    return tables | {gemm.default_config(TILE * n, TILE * k, m, H200) for n, k, m in shapes}
+
+
+def _gemv_name(c: GemvConfig) -> str:
+    ring = "registers" if c.register_ring else "shared"
+    return f"{c.tokens} tokens, {c.k_warps}x{c.row_warps}x{c.quarters}, {ring} {c.stages}, split {c.split}"
+
+
+def _loop_name(c: GemmConfig) -> str:
+    return f"{c.tokens} tokens, {c.row_groups} rows, {c.column_groups} columns, {c.stage_bricks} bricks"
+
+
+def _gemm_name(c: GemmConfig) -> str:
+    return f"{_loop_name(c)}, {c.stages} stages, {'cluster' if c.cluster else 'split'} {c.split}"
+
+
+GEMV: dict[str, GemvConfig] = {_gemv_name(c): c for c in sorted(_gemv(), key=_gemv_name)}
+GEMM: dict[str, GemmConfig] = {_gemm_name(c): c for c in sorted(_gemm(), key=_gemm_name)}
+
+#: The decoding loops among `GEMM`, each once, unsplit: what a dump of the decoded registers runs.
+GEMM_LOOPS = {_loop_name(c): replace(c, split=1, cluster=False) for c in GEMM.values()}
