@@ -122,7 +122,9 @@ def test_a_damaged_file_is_not_converted(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "s"}
 
 
-def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
+def test_no_damaged_byte_changes_what_comes_back(tmp_path: Path) -> None:
+    """Nearly all are refused; a zstandard frame holds a few bits without a meaning."""
+    harmless = 0
     source = write(tmp_path / "a", {"w": gaussian((40, 25))})
     pack_file(source, tmp_path / "s", profile="storage")
     good = (tmp_path / "s").read_bytes()
@@ -131,8 +133,14 @@ def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
         data = bytearray(good)
         data[at] ^= 0x20
         (tmp_path / "s").write_bytes(data)
-        with pytest.raises(WCodecError):
+        try:
             unpack_file(tmp_path / "s", tmp_path / "b", workers=1)
+        except WCodecError:
+            continue
+        assert (tmp_path / "b").read_bytes() == source.read_bytes()
+        (tmp_path / "b").unlink()
+        harmless += 1
+    assert harmless <= 2
 
 
 def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tests.golden
 from wcodec.bits import digest
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.formats import bf16_store
@@ -24,11 +26,29 @@ def gaussian(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
+def exponents_of(coded: bytes, n: int, version: int) -> np.ndarray:
+    """The exponents of a chunk of n weights, as docs/container.md section 5 says."""
+    kind = coded[0] if version > 1 else 0
+    if kind == 0:
+        return np.frombuffer(zstandard.decompress(coded[version > 1 :]), np.uint8)
+    assert kind == 1
+    (count,) = struct.unpack_from("<I", coded, 16)
+    pairs = np.frombuffer(zstandard.decompress(coded[20 + count :]), np.uint8)
+    symbols = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
+    assert symbols.size == n + n % 2
+    assert not symbols[n:].any()
+    symbols = symbols[:n]
+    exponents = np.frombuffer(coded[1:16] + b"?", np.uint8)[symbols]
+    exponents[symbols == 15] = np.frombuffer(coded, np.uint8, count, 20)
+    return exponents
+
+
 def from_the_specification(blob: bytes) -> np.ndarray:
     """A decoder written from docs/container.md section 5, with nothing of wcodec."""
     ndim = blob[-64 + 13]
     shape = struct.unpack(f"<{ndim}Q", blob[len(blob) - 64 - 8 * ndim : len(blob) - 64])
-    assert struct.unpack_from("<8sHH", blob, len(blob) - 64) == (b"WCTENSOR", 3, 1)
+    magic, code, version = struct.unpack_from("<8sHH", blob, len(blob) - 64)
+    assert (magic, code) == (b"WCTENSOR", 3)
     log = blob[-64 + 16]
     left = int(np.prod(shape, dtype=object))
     chunks = -(-left // 2**log)
@@ -37,10 +57,8 @@ def from_the_specification(blob: bytes) -> np.ndarray:
     for length in lengths:
         n = min(left, 2**log)
         rest = np.frombuffer(blob, np.uint8, n, at).astype(np.uint16)
-        exponents = zstandard.decompress(blob[at + n : at + n + length])
-        out.append(
-            (rest >> 7) << 15 | np.frombuffer(exponents, np.uint8).astype(np.uint16) << 7 | rest & 0x7F
-        )
+        exponents = exponents_of(blob[at + n : at + n + length], n, version).astype(np.uint16)
+        out.append((rest >> 7) << 15 | exponents << 7 | rest & 0x7F)
         at, left = at + n + length, left - n
     return np.concatenate([*out, np.empty(0, np.uint16)]).reshape(shape)
 
@@ -54,6 +72,16 @@ def check(bits: np.ndarray, workers: int = 1) -> PackedTensor:
     np.testing.assert_array_equal(from_the_specification(packed.blob.tobytes()), bits)
     assert packed.check(bits)
     return packed
+
+
+def kinds(packed: PackedTensor) -> list[int]:
+    """How each chunk's exponents are coded."""
+    found, at, left = [], 4 * bf16_store.chunk_lengths(packed).size, packed.numel
+    for length in bf16_store.chunk_lengths(packed):
+        n = min(left, CHUNK_WEIGHTS)
+        found.append(int(packed.blob[at + n]))
+        at, left = at + n + int(length), left - n
+    return found
 
 
 @pytest.mark.parametrize(
@@ -82,6 +110,43 @@ def test_chunk_borders(extra: int, workers: int) -> None:
 def test_the_ratio_of_trained_like_weights() -> None:
     bits = gaussian((1024, 1024))
     assert check(bits).nbytes / bits.nbytes < 0.67
+
+
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 1151, 1152, 1153, 4095, 300_001])
+def test_few_and_many_escapes(size: int) -> None:
+    """Exponents beyond the fifteen common ones, up to the share from which pairs do not pay."""
+    rng = np.random.default_rng(size)
+    bits = (rng.integers(0, 15, size) + 100).astype(np.uint16) << 7 | rng.integers(0, 128, size).astype(
+        np.uint16
+    )
+    limit = min(size, CHUNK_WEIGHTS) >> 6
+    at = np.sort(rng.choice(np.arange(1, min(size, CHUNK_WEIGHTS)), limit + 1, replace=False))
+    odd = rng.integers(200, 256, limit + 1).astype(np.uint16) << 7 | 0x8000 | 3
+    bits[at[:limit]] = odd[:limit]
+    assert kinds(check(bits))[0] == (size >= 1024)
+    bits[at] = odd
+    assert kinds(check(bits))[0] == 0
+
+
+def test_a_symbol_behind_the_last_weight() -> None:
+    bits = gaussian((5001,), 3)
+    packed = FORMAT.encode(bits, bits.shape)
+    coded = packed.blob[4 + 5001 : 4 + 5001 + int(bf16_store.chunk_lengths(packed)[0])].tobytes()
+    start = 20 + coded[16]
+    pairs = bytearray(zstandard.decompress(coded[start:]))
+    assert pairs[-1] < 16
+    pairs[-1] |= 16
+    blob = with_coded(packed, coded[:start] + zstandard.compress(bytes(pairs)))
+    with pytest.raises(MalformedError, match="contradicts"):
+        PackedTensor.from_blob(blob).decode()
+
+
+def test_escapes_at_every_place_of_a_group() -> None:
+    for place in range(257):
+        bits = np.full(1300, 0x3F80, np.uint16)
+        bits[300:] += np.arange(1000, dtype=np.uint16) % 15 << 7
+        bits[place + 1] = 0xFFFF
+        assert kinds(check(bits)) == [1]
 
 
 def test_ranges() -> None:
@@ -114,20 +179,35 @@ def test_pieces_make_the_same_blob() -> None:
     assert blob == FORMAT.encode(bits, bits.shape).blob.tobytes()
 
 
+def coded_by_another(exponents: np.ndarray, version: int, rng: np.random.Generator) -> bytes:
+    """Exponents coded in ways that our encoder does not choose."""
+    compressor = zstandard.ZstdCompressor(level=19, write_checksum=True)
+    if version == 1:
+        return compressor.compress(exponents.tobytes())
+    if rng.random() < 0.3:
+        return b"\0" + compressor.compress(exponents.tobytes())
+    table = rng.permutation(np.unique(exponents))[:3].repeat(5)  # symbols with equal exponents
+    symbols = np.array([rng.choice([*np.flatnonzero(table == e), 15]) for e in exponents], np.uint8)
+    escapes = exponents[symbols == 15]
+    high = np.append(symbols[1::2], np.zeros(symbols.size % 2, np.uint8))
+    frame = compressor.compress((symbols[::2] | high << 4).astype(np.uint8).tobytes())
+    return b"\1" + table.tobytes() + struct.pack("<I", escapes.size) + escapes.tobytes() + frame
+
+
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("log", [10, 13, 24])
-def test_blobs_that_our_encoder_does_not_write(log: int) -> None:
-    """Other chunk sizes and other zstandard settings."""
-    bits = gaussian((3000,), 7)
+def test_blobs_that_our_encoder_does_not_write(log: int, version: int) -> None:
+    """Other chunk sizes, other zstandard settings, other tables; and those of version 1."""
+    bits = gaussian((3001,), 7)
+    rng = np.random.default_rng(log)
     words = bits.astype(np.uint32)
     lengths, parts = [], []
     for start in range(0, bits.size, 1 << log):
         chunk = words[start : start + (1 << log)]
-        frame = zstandard.ZstdCompressor(level=19, write_checksum=True).compress(
-            (chunk >> 7 & 0xFF).astype(np.uint8).tobytes()
-        )
-        parts += [(chunk >> 8 & 0x80 | chunk & 0x7F).astype(np.uint8).tobytes(), frame]
-        lengths.append(len(frame))
-    footer = Footer(3, 1, "BF16", bits.shape, 0, bytes([log, *bytes(7)]), 0, digest(bits))
+        coded = coded_by_another((chunk >> 7 & 0xFF).astype(np.uint8), version, rng)
+        parts += [(chunk >> 8 & 0x80 | chunk & 0x7F).astype(np.uint8).tobytes(), coded]
+        lengths.append(len(coded))
+    footer = Footer(3, version, "BF16", bits.shape, 0, bytes([log, *bytes(7)]), 0, digest(bits))
     packed = PackedTensor.from_blob(assemble([np.array(lengths, "<u4").tobytes(), *parts], footer))
     np.testing.assert_array_equal(packed.decode(), bits)
     np.testing.assert_array_equal(from_the_specification(packed.blob.tobytes()), bits)
@@ -143,39 +223,77 @@ def reassembled(packed: PackedTensor, body: bytes, **changes: object) -> bytes:
     return assemble([body], dataclasses.replace(packed.footer, **changes)).tobytes()  # type: ignore[arg-type]
 
 
+def with_coded(packed: PackedTensor, coded: bytes) -> bytes:
+    """The blob of one chunk with other coded exponents."""
+    n = packed.numel
+    rest = packed.blob[4 : 4 + n].tobytes()
+    return reassembled(packed, struct.pack("<I", len(coded)) + rest + coded)
+
+
 def test_malformed_blobs() -> None:
     bits = gaussian((2000,), 8)
     packed = FORMAT.encode(bits, bits.shape)
     length = int(bf16_store.chunk_lengths(packed)[0])
     body = packed.blob[: 4 + 2000 + length].tobytes()
-    frame = body[2004:]
-    assert reassembled(packed, body) == packed.blob.tobytes()
-    other = zstandard.compress(bytes(1999))
+    coded = body[2004:]
+    count = coded[16]
+    assert coded[0] == 1
+    assert coded[17:20] == bytes(3)
+    head, escapes, frame = coded[:16], coded[20 : 20 + count], coded[20 + count :]
+    assert with_coded(packed, coded) == packed.blob.tobytes()
+
+    def pairs(content: bytes, **settings: bool) -> bytes:
+        return coded[: 20 + count] + zstandard.ZstdCompressor(**settings).compress(content)
+
     bad = {
-        "a longer frame": reassembled(packed, struct.pack("<I", length + 300) + body[4:]),
-        "a shorter frame": reassembled(packed, struct.pack("<I", 5) + body[4:]),
+        "a longer chunk": reassembled(packed, struct.pack("<I", length + 300) + body[4:]),
+        "a shorter chunk": reassembled(packed, struct.pack("<I", 5) + body[4:]),
         "chunks of 512": reassembled(packed, body, table=bytes([9, *bytes(7)])),
         "chunks of 2^25": reassembled(packed, body, table=bytes([25, *bytes(7)])),
         "a second table byte": reassembled(packed, body, table=bytes([18, 1, *bytes(6)])),
         "overflow": reassembled(packed, body, overflow_count=1),
         "another dtype": reassembled(packed, body, dtype="F16"),
         "many more weights": reassembled(packed, body, shape=(1 << 40,)),
-        "another version": reassembled(packed, body, version=2),
-        "too few exponents": reassembled(packed, struct.pack("<I", len(other)) + body[4:2004] + other),
-        "no frame": reassembled(packed, struct.pack("<I", length) + body[4:2004] + bytes(length)),
-        "two frames": reassembled(packed, struct.pack("<I", 2 * length) + body[4:2004] + 2 * frame),
-        "a bomb": reassembled(packed, struct.pack("<I", len(BOMB)) + body[4:2004] + BOMB),
-        "no content size": reassembled(
-            packed,
-            (lambda f: struct.pack("<I", len(f)) + body[4:2004] + f)(
-                zstandard.ZstdCompressor(write_content_size=False).compress(bytes(2000))
-            ),
+        "another version": reassembled(packed, body, version=3),
+        "version 0": reassembled(packed, body, version=0),
+        "the older version": reassembled(packed, body, version=1),
+        "nothing": with_coded(packed, b""),
+        "another kind": with_coded(packed, b"\2" + coded[1:]),
+        "plain, but pairs": with_coded(packed, b"\0" + frame),
+        "half a head": with_coded(packed, coded[:19]),
+        "escapes beyond the chunk": with_coded(packed, head + struct.pack("<I", 1 << 31) + coded[20:]),
+        "an escape too many": with_coded(
+            packed, head + struct.pack("<I", count + 1) + b"\0" + escapes + frame
         ),
+        "escapes that are missing": with_coded(packed, head + bytes(4) + zstandard.compress(b"\xff" * 1000)),
+        "too few pairs": with_coded(packed, pairs(bytes(999))),
+        "too many pairs": with_coded(packed, pairs(bytes(1001))),
+        "no frame": with_coded(packed, coded[: 20 + count] + bytes(len(frame))),
+        "two frames": with_coded(packed, coded + frame),
+        "bytes behind the frame": with_coded(packed, coded + b"?"),
+        "a bomb": with_coded(packed, coded[: 20 + count] + BOMB),
+        "a plain bomb": with_coded(packed, b"\0" + BOMB),
+        "no content size": with_coded(packed, pairs(bytes(1000), write_content_size=False)),
     }
     for name, blob in bad.items():
         with pytest.raises((MalformedError, UnsupportedError)):
-            PackedTensor.from_blob(blob).decode()
-        assert name
+            print(name, PackedTensor.from_blob(blob).decode())
+
+
+GOLDEN = sorted(Path(tests.golden.__file__).parent.glob("bf16-store-v*/*.blob"))
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_golden_files(path: Path) -> None:
+    want = np.frombuffer(path.with_suffix(".bits").read_bytes(), dtype="<u2")
+    packed = PackedTensor.from_blob(path.read_bytes())
+    assert path.parent.name == f"bf16-store-v{packed.version}"
+    np.testing.assert_array_equal(packed.decode().reshape(-1), want)
+    np.testing.assert_array_equal(from_the_specification(path.read_bytes()).reshape(-1), want)
+
+
+def test_golden_files_are_there() -> None:
+    assert {path.parent.name for path in GOLDEN} == {"bf16-store-v1", "bf16-store-v2"}
 
 
 def test_decode_into_the_wrong_array() -> None:

@@ -32,6 +32,14 @@ def tensors() -> dict[str, np.ndarray]:
     }
 
 
+def stored_tensors() -> dict[str, np.ndarray]:
+    """Small tensors that between them use every way in which `bf16-store` codes a chunk."""
+    rng = np.random.default_rng(3)
+    escapes = gaussian(rng, (41, 101))
+    escapes[::5, 7] = 0x7F80
+    return {**tensors(), "escapes": escapes, "noise": rng.integers(0, 65536, (32, 64), dtype=np.uint16)}
+
+
 def write(path: Path, data: bytes) -> None:
     if not path.exists():
         path.write_bytes(data)
@@ -45,6 +53,11 @@ def main() -> None:
     for name, bits in tensors().items():
         write(good / f"{name}.blob", encode(bits, format="bf16-w12").blob.tobytes())
         write(good / f"{name}.bits", bits.tobytes())
+    stored = HERE / "bf16-store-v2"
+    stored.mkdir(exist_ok=True)
+    for name, bits in stored_tensors().items():
+        write(stored / f"{name}.blob", encode(bits, format="bf16-store").blob.tobytes())
+        write(stored / f"{name}.bits", bits.tobytes())
     rng = np.random.default_rng(2)
     bits = gaussian(rng, (64, 64))
     bits[3, :9] = 0x7F80

@@ -35,7 +35,7 @@ def by_code(code: int, version: int) -> Format:
         If the code or the version is unknown.
     """
     for known in FORMATS.values():
-        if known.code == code and known.version == version:
+        if known.code == code and version in (known.version, *known.older):
             return known
     raise UnsupportedError(
         f"format code {code} version {version} is unknown to this wcodec", mend="install a newer wcodec"

@@ -1,4 +1,7 @@
-"""Compiled loops of `bf16-store`: weights to two byte planes and back. Simple enough for the vectoriser."""
+"""Compiled loops of `bf16-store`: weights to rest bytes and exponents or symbols, and back."""
+
+# mypy: ignore-errors
+# (numba types what is below itself)
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from wcodec._compiled import compiled
+from wcodec.formats._bf16_store_simd import ESCAPE, GROUP, join_group, split_group
 
 
 @compiled()
@@ -25,3 +29,124 @@ def join(exponents: Any, rest: Any, bits: Any) -> None:
         high = np.uint16(rest[i])
         sign = np.uint16((high & np.uint16(0x80)) << np.uint16(8))
         bits[i] = sign | np.uint16(np.uint16(exponents[i]) << np.uint16(7)) | (high & np.uint16(0x7F))
+
+
+@compiled()
+def exponent_counts(bits: Any, step: int) -> Any:
+    """How often each exponent occurs among every `step`-th weight."""
+    counts = np.zeros(256, dtype=np.int64)
+    for i in range(0, bits.size, step):
+        counts[(bits[i] >> np.uint16(7)) & np.uint16(0xFF)] += 1
+    return counts
+
+
+@compiled()
+def split_pairs(bits: Any, table: Any, rest: Any, pairs: Any, escapes: Any) -> int:
+    """Split weights into rest bytes and two symbols per byte, the first in the low half.
+
+    Parameters
+    ----------
+    bits : uint16, 1-D
+    table : uint8
+        The exponents of the first fifteen symbols, each once.
+    rest, pairs, escapes : uint8, 1-D
+        Written; `escapes` gets the exponents that have no symbol of their own.
+
+    Returns
+    -------
+    int
+        Number of escapes; -1 if there are more than fit.
+    """
+    first, second = _packed(table)
+    source, other = np.uint64(bits.ctypes.data), np.uint64(rest.ctypes.data)
+    target = np.uint64(pairs.ctypes.data)
+    count = 0
+    groups = bits.size // GROUP
+    for group in range(groups):
+        at = np.uint64(group * GROUP)
+        escaped = split_group(
+            source + (at << np.uint64(1)), other + at, target + (at >> np.uint64(1)), first, second
+        )
+        if escaped:
+            for i in range(group * GROUP, (group + 1) * GROUP):
+                if _symbol(pairs, i) == ESCAPE:
+                    if count == escapes.size:
+                        return -1
+                    escapes[count] = np.uint8((bits[i] >> np.uint16(7)) & np.uint16(0xFF))
+                    count += 1
+    for i in range(groups * GROUP, bits.size):
+        exponent = np.uint8((bits[i] >> np.uint16(7)) & np.uint16(0xFF))
+        rest[i] = np.uint8(((bits[i] >> np.uint16(8)) & np.uint16(0x80)) | (bits[i] & np.uint16(0x7F)))
+        symbol = np.uint8(0)
+        while symbol < ESCAPE and table[symbol] != exponent:
+            symbol += np.uint8(1)
+        if symbol == ESCAPE:
+            if count == escapes.size:
+                return -1
+            escapes[count] = exponent
+            count += 1
+        if i & 1:
+            pairs[i >> 1] |= symbol << np.uint8(4)
+        else:
+            pairs[i >> 1] = symbol
+    return count
+
+
+@compiled()
+def _packed(table: Any) -> Any:
+    """Fifteen bytes as two words, the first byte lowest."""
+    first, second = np.uint64(0), np.uint64(0)
+    for i in range(8):
+        first |= np.uint64(table[i]) << np.uint64(8 * i)
+    for i in range(8, ESCAPE):
+        second |= np.uint64(table[i]) << np.uint64(8 * i - 64)
+    return first, second
+
+
+@compiled()
+def _symbol(pairs: Any, i: int) -> Any:
+    """Symbol of weight `i`."""
+    return (pairs[i >> 1] >> np.uint8(4 * (i & 1))) & np.uint8(15)
+
+
+@compiled()
+def join_pairs(pairs: Any, table: Any, escapes: Any, rest: Any, bits: Any) -> int:
+    """Undo `split_pairs`; `table` holds the exponents of the first fifteen symbols.
+
+    Returns
+    -------
+    int
+        Number of escapes used; -1 if `escapes` are too few or a symbol follows the last weight.
+    """
+    if bits.size % 2 and pairs[bits.size >> 1] >> np.uint8(4):
+        return -1
+    first, second = _packed(table)
+    source, other = np.uint64(pairs.ctypes.data), np.uint64(rest.ctypes.data)
+    target = np.uint64(bits.ctypes.data)
+    used = 0
+    groups = bits.size // GROUP
+    for group in range(groups):
+        at = np.uint64(group * GROUP)
+        escaped = join_group(
+            source + (at >> np.uint64(1)), other + at, target + (at << np.uint64(1)), first, second
+        )
+        if escaped:
+            for i in range(group * GROUP, (group + 1) * GROUP):
+                if _symbol(pairs, i) == ESCAPE:
+                    if used == escapes.size:
+                        return -1
+                    bits[i] |= np.uint16(np.uint16(escapes[used]) << np.uint16(7))
+                    used += 1
+    for i in range(groups * GROUP, bits.size):
+        symbol = _symbol(pairs, i)
+        if symbol < ESCAPE:
+            exponent = table[symbol]
+        elif used < escapes.size:
+            exponent = escapes[used]
+            used += 1
+        else:
+            return -1
+        high = np.uint16(rest[i])
+        sign = np.uint16((high & np.uint16(0x80)) << np.uint16(8))
+        bits[i] = sign | np.uint16(np.uint16(exponent) << np.uint16(7)) | (high & np.uint16(0x7F))
+    return used

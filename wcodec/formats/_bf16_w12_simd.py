@@ -79,10 +79,11 @@ class _Vector:
         return self.builder.icmp_unsigned("!=", self.builder.and_(value, self.splat(mask)), self.splat(0))
 
     def lookup(self, code: ir.Value, table: list[ir.Value]) -> ir.Value:
-        """table[code & 7], by a tree of selects."""
-        level = table
-        for mask in (1, 2, 4):
+        """The entry of each code, of whose bits as many count as the table needs: a tree of selects."""
+        level, mask = table, 1
+        while len(level) > 1:
             chosen = self.bit(code, mask)
+            mask *= 2
             pairs = zip(level[::2], level[1::2], strict=True)
             level = [self.builder.select(chosen, odd, even) for even, odd in pairs]
         return level[0]

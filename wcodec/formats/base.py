@@ -35,11 +35,14 @@ class Format(ABC):
         Number in a blob's footer.
     version : int
         Version of the byte layout that `encode` writes.
+    older : tuple of int
+        Versions that `decode` still reads.
     """
 
     id: str
     code: int
     version: int
+    older: tuple[int, ...] = ()
 
     @abstractmethod
     def plan(self, histogram: npt.NDArray[np.int64], shape: Shape) -> Any:

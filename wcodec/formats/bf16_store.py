@@ -24,6 +24,13 @@ _MIN_CHUNK_LOG, _MAX_CHUNK_LOG = 10, 24
 #: Exponents hardly repeat in order: matches find nothing that Huffman codes do not, and cost time. These make
 #: the match finder give up at once while literals are still Huffman-coded, which target length 0 keeps on.
 _HASH_LOG, _CHAIN_LOG, _MIN_MATCH, _TARGET_LENGTH = 6, 6, 7, 0
+#: How a chunk's exponents are coded: as they are, or as two symbols per byte, half as much for zstandard.
+_PLAIN, _PAIRS = 0, 1
+_SYMBOLS = 15  # exponents with a symbol of their own; the sixteenth symbol stands for all others
+_PAIRS_HEAD_BYTES = 1 + _SYMBOLS + 4
+_PAIRS_WEIGHTS = 1024  # in smaller chunks the table costs more than it saves
+_ESCAPES_SHIFT = 6  # one weight in 64 at most: above that exponents are coded as they are
+_SAMPLE = 1 << 15  # which exponents are common shows in about this many of them
 
 #: What a frame of incompressible bytes takes beyond them, at most.
 _FRAME_SLACK_BYTES = 4096
@@ -36,7 +43,8 @@ class Bf16Store(Format):
 
     id = "bf16-store"
     code = 3
-    version = 1
+    version = 2
+    older = (1,)
 
     def plan(self, histogram: npt.NDArray[np.int64], shape: Shape) -> Shape:
         """Nothing to choose: the plan is the shape."""
@@ -90,17 +98,18 @@ class Bf16Store(Format):
         Raises
         ------
         MalformedError
-            If a frame is damaged.
+            If a chunk is damaged.
         """
-        from wcodec.formats._bf16_store_jit import join
-
         size, lengths = chunk_weights(packed), chunk_lengths(packed)
         at = 4 * lengths.size + first * size + int(lengths[:first].sum(dtype=np.int64))
         for index in range(first, last):
             weights = out[(index - first) * size : (index - first + 1) * size]
             rest = packed.blob[at : at + weights.size]
-            frame = packed.blob[at + weights.size : at + weights.size + int(lengths[index])]
-            join(_decompress(frame, weights.size, index), rest, weights)
+            coded = packed.blob[at + weights.size : at + weights.size + int(lengths[index])]
+            if packed.version == 1:
+                _decode_plain(coded, rest, weights, index)
+            else:
+                _decode_chunk(coded, rest, weights, index)
             at += weights.size + int(lengths[index])
 
     def granule(self, packed: PackedTensor) -> int:
@@ -159,23 +168,20 @@ class StreamEncoder:
         -------
         body : numpy.ndarray of uint8, 1-D
         lengths : numpy.ndarray of uint32
-            Bytes of each chunk's frame, for `append`.
+            Bytes of each chunk's coded exponents, for `append`.
         """
-        from wcodec.formats._bf16_store_jit import split
-
         chunks = chunk_count(bits.size)
         body = np.empty(2 * bits.size + chunks * _FRAME_SLACK_BYTES, dtype=np.uint8)
         lengths = np.empty(chunks, dtype=np.uint32)
-        exponents = np.empty(min(bits.size, CHUNK_WEIGHTS), dtype=np.uint8)
         at = 0
         for index in range(chunks):
             chunk = bits[index * CHUNK_WEIGHTS : (index + 1) * CHUNK_WEIGHTS]
-            split(chunk, exponents, body[at : at + chunk.size])
-            frame = np.frombuffer(_compressor().compress(exponents[: chunk.size].data), dtype=np.uint8)
+            coded = _encode_chunk(chunk, body[at : at + chunk.size])
             at += chunk.size
-            body[at : at + frame.size] = frame
-            at += frame.size
-            lengths[index] = frame.size
+            for part in coded:
+                body[at : at + part.size] = part
+                at += part.size
+            lengths[index] = sum(part.size for part in coded)
         return body[:at], lengths
 
     def append(self, lengths: U32) -> None:
@@ -214,12 +220,68 @@ def chunk_weights(packed: PackedTensor) -> int:
 
 
 def chunk_lengths(packed: PackedTensor) -> U32:
-    """Bytes of each chunk's frame."""
+    """Bytes of each chunk's coded exponents."""
     return packed.blob[: 4 * chunk_count(packed.numel, chunk_weights(packed))].view("<u4")
 
 
-def _compressor() -> Any:
-    """This thread's compressor: they cannot be shared, and making one costs as much as a chunk."""
+def _encode_chunk(bits: U16, rest: U8) -> list[U8]:
+    """Write the rest bytes of a chunk and return the parts of its coded exponents."""
+    from wcodec.formats._bf16_store_jit import exponent_counts, split, split_pairs
+
+    counts = exponent_counts(bits, 1 + 2 * (bits.size // _SAMPLE))
+    # A matrix has more exponents than symbols. With fewer, the table would hold bytes that nothing checks.
+    if bits.size >= _PAIRS_WEIGHTS and np.count_nonzero(counts) >= _SYMBOLS:
+        table = np.argsort(-counts, kind="stable")[:_SYMBOLS].astype(np.uint8)
+        pairs = _scratch("pairs", -(-bits.size // 2))
+        escapes = _scratch("escapes", bits.size >> _ESCAPES_SHIFT)
+        count = split_pairs(bits, table, rest, pairs, escapes)
+        if count >= 0:
+            head = bytes([_PAIRS, *table]) + count.to_bytes(4, "little")
+            return [np.frombuffer(head, dtype=np.uint8), escapes[:count], _compress(pairs)]
+    exponents = _scratch("exponents", bits.size)
+    split(bits, exponents, rest)
+    return [np.array([_PLAIN], dtype=np.uint8), _compress(exponents)]
+
+
+def _decode_chunk(coded: U8, rest: U8, bits: U16, index: int) -> None:
+    """Decode chunk `index` of version 2."""
+    from wcodec.formats._bf16_store_jit import join_pairs
+
+    kind = int(coded[0]) if coded.size else None
+    if kind == _PLAIN:
+        _decode_plain(coded[1:], rest, bits, index)
+        return
+    if kind != _PAIRS or coded.size < _PAIRS_HEAD_BYTES:
+        raise MalformedError(f"chunk {index} is coded in no way that bf16-store knows")
+    count = int.from_bytes(coded[1 + _SYMBOLS : _PAIRS_HEAD_BYTES].tobytes(), "little")
+    end = _PAIRS_HEAD_BYTES + count
+    if end > coded.size:
+        raise MalformedError(f"chunk {index} claims {count} escapes")
+    table, escapes = coded[1 : 1 + _SYMBOLS], coded[_PAIRS_HEAD_BYTES:end]
+    pairs = _decompress(coded[end:], -(-bits.size // 2), index)
+    if join_pairs(pairs, table, escapes, rest, bits) != count:
+        raise MalformedError(f"chunk {index} contradicts its {count} escapes")
+
+
+def _decode_plain(frame: U8, rest: U8, bits: U16, index: int) -> None:
+    """Decode a chunk whose frame holds its exponents."""
+    from wcodec.formats._bf16_store_jit import join
+
+    join(_decompress(frame, bits.size, index), rest, bits)
+
+
+def _scratch(name: str, size: int) -> U8:
+    """This thread's buffer of a name: fresh memory would cost page faults for every chunk."""
+    buffer: U8 | None = getattr(_local, name, None)
+    if buffer is None or buffer.size < size:
+        buffer = np.empty(max(size, CHUNK_WEIGHTS + 1), dtype=np.uint8)
+        if size <= CHUNK_WEIGHTS + 1:  # larger chunks come from elsewhere: keep nothing of theirs
+            setattr(_local, name, buffer)
+    return buffer[:size]
+
+
+def _compress(plain: U8) -> U8:
+    # Compressors cannot be shared by threads, and making one costs as much as a chunk.
     if not hasattr(_local, "compressor"):
         import zstandard
 
@@ -233,21 +295,23 @@ def _compressor() -> Any:
             target_length=_TARGET_LENGTH,
         )
         _local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    return _local.compressor
+    return np.frombuffer(_local.compressor.compress(plain.data), dtype=np.uint8)
 
 
 def _decompress(frame: U8, size: int, index: int) -> U8:
-    """The exponents of chunk `index`, checked to be `size` before anything is allocated."""
+    """The content of chunk `index`'s frame, checked to be `size` bytes; this thread's next call reuses it."""
     import zstandard
 
     if not hasattr(_local, "decompressor"):
         _local.decompressor = zstandard.ZstdDecompressor()
+    content = _scratch("content", size + 1)  # a byte more, which a second frame would fill
     try:
         if zstandard.frame_content_size(frame.data) != size:
-            raise MalformedError(f"chunk {index} does not hold {size} exponents")
-        exponents = _local.decompressor.decompress(frame.data, allow_extra_data=False)
+            raise MalformedError(f"chunk {index} does not hold {size} bytes")
+        with _local.decompressor.stream_reader(frame.data, read_across_frames=True) as reader:
+            found = reader.readinto(content.data)
     except zstandard.ZstdError as error:
         raise MalformedError(f"chunk {index} does not decompress ({error})") from None
-    if len(exponents) != size:
-        raise MalformedError(f"chunk {index} holds {len(exponents)} exponents where {size} belong")
-    return np.frombuffer(exponents, dtype=np.uint8)
+    if found != size:
+        raise MalformedError(f"chunk {index} does not hold {size} bytes")
+    return content[:size]
