@@ -1,0 +1,121 @@
+"""Run every kernel under compute-sanitizer and print who is clean: ``python -m tests.sanitize``.
+
+memcheck finds accesses outside of buffers, racecheck shared memory that is read or written without a barrier
+between, synccheck barriers that not all threads reach. Each kernel has a process of its own per tool. First
+comes a launch that is wrong on purpose: where memcheck does not see it (not every machine lets the tool look
+at the GPU), nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.sanitize.launches import CONTROL, KERNELS
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+ROOT = Path(__file__).parents[2]
+CLEAN = re.compile(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards")
+FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+ \w+)")
+REPORT_LINES = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one tool said about one kernel: a word for the table, and all of it."""
+
+    word: str
+    said: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the tool watched the kernel to its end and found nothing."""
+        return self.word == "clean"
+
+
+def sanitizer() -> str | None:
+    """Where compute-sanitizer is installed, if anywhere."""
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    places = [f"{home}/bin" for home in homes if home]
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=os.pathsep.join(places)
+    )
+
+
+def watch(command: str, tool: str, name: str, function: str, seconds: int) -> Outcome:
+    """Launch one kernel under one tool, which looks at that kernel only."""
+    arguments = [command, "--tool", tool, "--kernel-name", f"kernel_substring={function}"]
+    if tool == "memcheck":
+        arguments += ["--report-api-errors", "no"]  # torch asks the driver for functions it may not have
+    process = subprocess.Popen(
+        [*arguments, sys.executable, "-m", f"{__package__}.launches", name],
+        cwd=ROOT,
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the tool and what it watches
+        process.communicate()
+        return Outcome(f"over {seconds} s")
+    found = FOUND.search(said)
+    if CLEAN.search(said) and f"launched {name}" in said:
+        return Outcome("clean", said)
+    return Outcome(found[1] if found else "failed", said)
+
+
+def main() -> None:
+    """Print a table of kernels and tools, then what the tools found; exit with 1 where there is any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--kernels", nargs="*", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--seconds", type=int, default=120, help="limit of one process")
+    parser.add_argument("--logs", type=Path, help="folder for all that the tools say")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
+    options = parser.parse_args()
+
+    command = sanitizer()
+    if command is None:
+        raise SystemExit("not run: compute-sanitizer is not installed")
+    control = watch(command, "memcheck", CONTROL, KERNELS["gemv, register ring"][0], options.seconds)
+    if not re.match(r"[1-9]\d* error", control.word):
+        raise SystemExit(f"not run: memcheck does not see a store outside of its buffer\n{control.said}")
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        pending = {
+            (name, tool): pool.submit(watch, command, tool, name, KERNELS[name][0], options.seconds)
+            for name in options.kernels
+            for tool in options.tools
+        }
+        width = max(map(len, options.kernels))
+        print(" " * width, *(f"{tool:<12}" for tool in options.tools))
+        for name in options.kernels:
+            words = [pending[name, tool].result().word for tool in options.tools]
+            print(f"{name:<{width}}", *(f"{word:<12}" for word in words), flush=True)
+    unclean = {key: job.result() for key, job in pending.items() if not job.result().is_clean}
+    for (name, tool), outcome in unclean.items():
+        lines = [line for line in outcome.said.splitlines() if line.startswith("========= ")]
+        print(f"\n{name}, {tool}: {outcome.word}", *lines[:REPORT_LINES], sep="\n")
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
+        for (name, tool), job in pending.items():
+            (options.logs / f"{name.replace(', ', '-').replace(' ', '-')}.{tool}").write_text(
+                job.result().said
+            )
+    sys.exit(bool(unclean))
+
+
+if __name__ == "__main__":
+    main()
