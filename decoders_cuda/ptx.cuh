@@ -123,6 +123,12 @@ WC_DEVICE void copy_async(u32 smem, const void* global, bool valid = true) {
                  : "memory");
 }
 
+// The same through L1, where other warps of the SM that copy these bytes find them.
+WC_DEVICE void copy_async_cached(u32 smem, const void* global, bool valid = true) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
 // A float into the shared memory of another CTA of the cluster (sm_90 and newer).
 WC_DEVICE void store_cluster(u32 remote, float v) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");

@@ -7,7 +7,7 @@
 //
 // WC_REGISTER_RING 1: each warp keeps WC_STAGES chunks of weights in flight in registers, x beside them in shared
 //   memory, two slots per stage: the load of the next chunk starts when the weights are decoded, before x is read.
-//   Few instructions; best where one wave of CTAs covers W and x is small.
+//   Few instructions. Warps fetch x for themselves, but through L1, where the CTAs of an SM find each other's.
 // WC_REGISTER_RING 0: weights and x in WC_STAGES slots of shared memory, filled by cp.async; the WC_ROW_WARPS warps of
 //   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
 //
@@ -147,8 +147,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
             // Four tokens further the swizzle flips bit 2 of the unit.
             const u32 flip = kXRowsPerCopy % 8 == 0 ? 0 : i % 2 * 64;
             if (x_token + i * kXRowsPerCopy < (kTokens == 1 ? 1 : tokens)) {
-                copy_async((x_store ^ flip) + slot * kXSlotBytes + i * kXRowsPerCopy * 128,
-                           x_load + ahead * kGroups * gemv::kTile + static_cast<u64>(i * kXRowsPerCopy) * ldx, valid);
+                const u32 to = (x_store ^ flip) + slot * kXSlotBytes + i * kXRowsPerCopy * 128;
+                const u16* from = x_load + ahead * kGroups * gemv::kTile + static_cast<u64>(i * kXRowsPerCopy) * ldx;
+                if constexpr (kRegisterRing) {
+                    copy_async_cached(to, from, valid);
+                } else {
+                    copy_async(to, from, valid);
+                }
             }
         }
     };

@@ -1,8 +1,8 @@
 """The fused product for 1 … 32 tokens on mma.sync (``sm80_gemv.cu``), host side.
 
-A `GemvConfig` is one compiled instance; a `Gemv` launches it for one matrix. `INSTANCES` are those that won
-on some shape. What each shape took on H200 lies in ``gemv.json`` beside this file; `default_config` is the
-rule for shapes that nobody measured.
+A `GemvConfig` is one compiled instance; a `Gemv` launches it for one matrix. `default_config` is the rule for
+shapes that nobody measured, `candidates` what ``wcodec tune`` times; what it found on H200 lies beside this
+file in ``h200.json``.
 """
 
 from __future__ import annotations
@@ -148,57 +148,92 @@ def _shared(
     return GemvConfig(tokens, k_warps, row_warps, quarters, stages, False, min_ctas, split)
 
 
-#: Per number of tokens, the instances that won on some shape of H200, with the most rows (N) that the rule
-#: gives them. Few rows: deep rings in shared memory keep few SMs busy. Many rows: short rings in registers,
-#: several CTAs per SM. Many tokens: rows side by side share x.
+#: The rule. Per number of tokens, instances with the most rows (N) that they are given: those that won on the
+#: shapes measured on H200. One wave of CTAs: 16 rows each up to 132 × 16, then 32, one or two CTAs per SM,
+#: rings in shared memory. More rows: as many small CTAs per SM as fit, rings in registers. From 16 tokens on,
+#: rows side by side share x.
 INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     1: (
-        (1536, _shared(1, 16, 1, 1, 4, 2)),
-        (3072, _shared(1, 10, 2, 1, 3, 1)),
-        (6144, _registers(1, 16, 2, 1, 2, 1)),
-        (16384, _registers(1, 8, 2, 1, 2, 2)),
+        (2112, _shared(1, 16, 1, 1, 4, 2)),
+        (3072, _shared(1, 12, 1, 2, 3, 1)),
+        (4224, _shared(1, 16, 1, 2, 2, 1)),
+        (8448, _shared(1, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
     ),
     8: (
-        (1536, _shared(8, 16, 1, 1, 4, 1)),
+        (2112, _shared(8, 16, 1, 1, 4, 1)),
         (3072, _shared(8, 10, 2, 1, 3, 1)),
-        (6144, _registers(8, 16, 2, 1, 2, 1)),
-        (16384, _registers(8, 8, 2, 1, 2, 2)),
+        (4224, _shared(8, 20, 1, 2, 2, 1)),
+        (8448, _shared(8, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(8, 4, 1, 2, 1, 4)),
     ),
     16: (
-        (1536, _shared(16, 16, 1, 1, 3, 1)),
-        (3072, _shared(16, 12, 1, 2, 3, 1)),
-        (6144, _shared(16, 16, 1, 2, 2, 1)),
+        (2112, _shared(16, 16, 1, 1, 3, 1)),
+        (4224, _shared(16, 16, 1, 2, 2, 1)),
         (16384, _registers(16, 8, 1, 2, 1, 2)),
         (1 << 32, _shared(16, 2, 4, 2, 2, 3)),
     ),
     32: (
-        (1536, _shared(32, 8, 1, 1, 3, 1)),
+        (2112, _shared(32, 8, 1, 1, 3, 1)),
         (3072, _shared(32, 4, 4, 1, 3, 1, split=3)),
-        (6144, _shared(32, 4, 2, 2, 3, 1, split=2)),
+        (4224, _shared(32, 4, 2, 2, 3, 1, split=2)),
         (16384, _shared(32, 4, 2, 2, 3, 1)),
         (1 << 32, _shared(32, 2, 4, 2, 2, 2)),
     ),
 }
 
+#: Within 2 % of the best on some shape: worth timing beside the rule's.
+NEAR: dict[int, tuple[GemvConfig, ...]] = {
+    1: (
+        _shared(1, 20, 1, 2, 2, 1),
+        _shared(1, 12, 1, 2, 2, 2),
+        _registers(1, 16, 2, 1, 2, 1),
+        _registers(1, 8, 2, 1, 2, 2),
+    ),
+    8: (
+        _shared(8, 12, 1, 2, 4, 1),
+        _shared(8, 16, 1, 2, 2, 1),
+        _registers(8, 12, 1, 1, 2, 2),
+        _registers(8, 8, 1, 1, 2, 4),
+    ),
+    16: (
+        _shared(16, 12, 1, 2, 3, 1),
+        _shared(16, 20, 1, 2, 2, 1),
+        _shared(16, 10, 1, 2, 2, 2),
+    ),
+    32: (
+        _shared(32, 6, 2, 2, 3, 1, split=3),
+        _shared(32, 4, 4, 1, 3, 1),
+    ),
+}
+
 
 def instances(tokens: int, info: DeviceInfo) -> tuple[tuple[int, GemvConfig], ...]:
-    """Return the row of `INSTANCES` for a number of tokens, as far as a GPU can run it.
+    """Return the row of `INSTANCES` for a number of tokens, as far as a GPU can run it."""
+    return tuple(
+        (rows, config)
+        for rows, found in INSTANCES[_most_tokens(tokens)]
+        if (config := _adapted(found, info)) is not None
+    )
+
+
+def _most_tokens(tokens: int) -> int:
+    return next(count for count in INSTANCES if tokens <= count)
+
+
+def _adapted(config: GemvConfig, info: DeviceInfo) -> GemvConfig | None:
+    """Return an instance as a GPU can run it.
 
     Other GPUs than Hopper's may have less shared memory and no clusters, and their code needs more registers
     than the timings on Hopper led to: no bound, and no register ring in CTAs so large that 64 is the limit.
     """
-    found = next(INSTANCES[count] for count in INSTANCES if tokens <= count)
-    if info.capability == (9, 0):
-        return found
-    return tuple(
-        (rows, replace(config, min_ctas=1))
-        for rows, config in found
-        if config.shared_bytes <= info.max_shared_bytes
-        and (config.split == 1 or info.capability >= _FIRST_CLUSTERS)
-        and not (config.register_ring and config.threads > 512)
-    )
+    if info.capability == _FIRST_CLUSTERS:
+        return config
+    if config.shared_bytes > info.max_shared_bytes or (config.register_ring and config.threads > 512):
+        return None
+    if config.split > 1 and info.capability < _FIRST_CLUSTERS:
+        return None
+    return replace(config, min_ctas=1)
 
 
 def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemvConfig:
@@ -219,8 +254,10 @@ def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemvConfig
     """Return the instances worth timing for a product, the rule's first; none above `MAX_TOKENS`."""
     if tokens > MAX_TOKENS:
         return []
-    first = default_config(n, k, tokens, info)
-    return [first, *(config for _, config in instances(tokens, info) if config != first)]
+    near = (_adapted(config, info) for config in NEAR[_most_tokens(tokens)])
+    ruled = (config for _, config in instances(tokens, info))
+    found = [default_config(n, k, tokens, info), *ruled, *(config for config in near if config)]
+    return list(dict.fromkeys(found))
 
 
 class Gemv:
