@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from wcodec.cuda.device import DeviceInfo
 from wcodec.dispatch import choose
 from wcodec.errors import MalformedError
 from wcodec.fused import KERNELS
+from wcodec.kernels import gemm
 from wcodec.tables import Entry, Tables, read_table, token_class, tuned_path, write_tuned
 
 H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 232448, 60 << 20, 150 << 30)
@@ -37,8 +37,7 @@ MEASURED = [
     entry(4096, 8192, 256, "decode", 54.0, 35.9),
     entry(4096, 8192, 512, "decode", 66.0, 48.0),
     entry(4096, 8192, 4096, "decode", 360.0, 339.0),
-    entry(4096, 8192, 64, "gemm", 20.0, 25.0),
-    entry(4096, 8192, 64, "cublas", 19.0, 19.0),
+    entry(4096, 8192, 64, "gemm", 20.0, 19.0),
     entry(8192, 1024, 128, "gemm", 11.5, 10.5),
 ]
 
@@ -74,7 +73,7 @@ def test_keep_both_takes_cublas_exactly_where_it_is_faster() -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_of_two_runs_the_faster_cublas_counts() -> None:
+def test_keep_packed_takes_the_kernel_and_says_what_cublas_takes() -> None:
     assert choose(4096, 8192, 64, H200, 256, True).path == "cublas"
     packed = choose(4096, 8192, 64, H200, 256, False)
     assert (packed.path, packed.us, packed.cublas_us) == ("gemm", 20.0, 19.0)
@@ -136,10 +135,7 @@ def test_measured_configurations_serve_smaller_gpus_of_the_kind(
     processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = replace(H200, multiprocessors=processors)
-    texts = {name: resources.files("wcodec.kernels").joinpath(name) for name in tables.PACKAGED}
-    entries = [
-        entry for name, file in texts.items() for entry in read_table(file.read_text("utf-8"), name)[2]
-    ]
+    entries = [entry for _, _, table in tables.packaged() for entry in table]
     monkeypatch.setattr(dispatch, "tables_for", lambda index: Tables([("NVIDIA H200", entries)]))
     for n, k, m in sorted({(entry.n, entry.k, entry.m) for entry in entries if 16 < entry.m <= 256}):
         choice = choose(n, k, m, info, 256, False)
@@ -166,7 +162,7 @@ def test_packed_matrices_without_elements_get_a_plan(
 def test_what_tuning_tries_can_launch_and_starts_with_the_rule(n: int, k: int, tokens: int) -> None:
     gemms = KERNELS["gemm"].candidates(n, k, tokens, H200)
     gemvs = KERNELS["gemv"].candidates(n, k, tokens, H200)
-    assert bool(gemms) == (16 <= tokens <= 256)
+    assert bool(gemms) == (gemm.MIN_TOKENS <= tokens <= 256)
     assert bool(gemvs) == (tokens <= 32)
     for config in gemms:
         config.grid(n, k, tokens, H200.multiprocessors)
@@ -187,10 +183,11 @@ def test_classes() -> None:
 
 
 def test_tables_prefer_the_users_own_and_the_nearest_shape() -> None:
-    own, packaged = entry(64, 64, 8, "gemm", 5, 9), entry(64, 64, 8, "gemm", 1, 9)
-    found = Tables([("own", [own]), ("packaged", [packaged])]).find(64, 64, 5)
+    own = entry(64, 64, 8, "gemm", 5, 9)
+    theirs = [entry(64, 64, 8, "gemm", 1, 7), entry(64, 64, 8, "decode", 2, 7)]
+    found = Tables([("own", [own]), ("packaged", theirs)]).find(64, 64, 5)
     assert found is not None
-    assert (found.device, found.entries) == ("own", (own,))
+    assert (found.device, found.entries, found.cublas_us) == ("own", (own,), 9)
     far = Tables([("x", [entry(64, 64, 8, "gemm", 1, 1), entry(4096, 64, 8, "gemm", 2, 2)])])
     near = far.find(2048, 64, 8)
     assert near is not None
@@ -200,13 +197,18 @@ def test_tables_prefer_the_users_own_and_the_nearest_shape() -> None:
 
 
 def test_tuning_merges_and_survives_a_restart(kernel_cache: Path) -> None:
-    first = [entry(64, 64, 8, "gemm", 5, 9), entry(64, 64, 16, "gemm", 6, 9)]
+    first = [
+        entry(64, 64, 8, "gemm", 5, 9),
+        entry(64, 64, 8, "decode", 7, 9),
+        entry(64, 64, 16, "gemm", 6, 9),
+    ]
     path = write_tuned(H200, first, empty_us=3.4, date="2026-11-29")
     assert path == tuned_path("NVIDIA H200")
-    write_tuned(H200, [entry(64, 64, 8, "gemm", 4, 9)], empty_us=3.4, date="2026-11-30")
+    write_tuned(H200, [entry(64, 64, 8, "gemm", 4, 8)], empty_us=3.4, date="2026-11-30")
     device, capability, entries = read_table(path.read_text(), str(path))
     assert (device, capability) == ("NVIDIA H200", (9, 0))
-    assert {(e.m, e.us) for e in entries} == {(8, 4), (16, 6)}
+    assert {(e.m, e.us, e.cublas_us) for e in entries} == {(8, 4, 8), (16, 6, 9)}
+    assert json.loads(path.read_text())["date"] == "2026-11-30"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "other"}', '{"schema": "wcodec.tune/1"}'])
@@ -215,17 +217,16 @@ def test_a_broken_table_is_named(text: str) -> None:
         read_table(text, "some.json")
 
 
-@pytest.mark.parametrize("name", tables.PACKAGED)
-def test_packaged_tables_are_well_formed(name: str) -> None:
-    file = resources.files("wcodec.kernels").joinpath(name)
-    if file.is_file():
-        device, capability, entries = read_table(file.read_text(encoding="utf-8"), name)
+def test_packaged_tables_have_a_kernel_for_every_product() -> None:
+    for device, capability, entries in tables.packaged():
         assert device
         assert capability == (9, 0)
+        kernels: dict[tuple[int, int, int], set[str]] = {}
         for e in entries:
             assert min(e.n, e.k, e.m, e.us, e.cublas_us) > 0
+            kernels.setdefault((e.n, e.k, e.m), set()).add(e.kernel)
             if e.kernel in KERNELS:
                 KERNELS[e.kernel].config(e.config or {})
-            else:
-                assert e.kernel in {"decode", "cublas"}
-    assert json.dumps(tables.CLASSES)
+        for (_, _, m), found in kernels.items():
+            assert ("gemv" in found) == (m <= 32)
+            assert "gemm" in found or not 64 <= m <= 256

@@ -46,6 +46,12 @@ def test_bad_shapes_are_said_in_one_line(command: str, args: list[str], message:
     assert result.stderr.count("\n") == 1
 
 
+def test_a_table_without_a_place_is_refused_at_once() -> None:
+    result = run("tune", "64x64", "--out", "nowhere/table.json")
+    assert result.exit_code == 2
+    assert "there is no folder 'nowhere'" in result.stderr
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu"])
 @pytest.mark.parametrize("command", [["tune", "64x64"], ["bench"]])
 def test_without_a_gpu_they_say_so(command: list[str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +112,8 @@ def test_tuning_keeps_the_fastest_of_each_kernel(kernel_cache: Path, monkeypatch
     monkeypatch.setattr("wcodec.state.PackedWeight.workspaces", spaces)
     seen: list[Any] = []
     entries = tune.tune([(128, 64)], "cpu", tokens=(8, 1), report=seen.append)
-    assert seen == entries
+    assert [len(product) for product in seen] == [3, 3]
+    assert seen[0] + seen[1] == entries
     assert [(e.m, e.kernel, e.us) for e in entries] == [
         (1, "decode", 50.0),
         (1, "gemv", 10),
@@ -117,6 +124,14 @@ def test_tuning_keeps_the_fastest_of_each_kernel(kernel_cache: Path, monkeypatch
     ]
     _, _, kept = read_table(tuned_path("NVIDIA H200").read_text(), "")
     assert kept == entries
+    out = kernel_cache / "table.json"
+    tune.tune([(64, 64)], "cpu", tokens=(1,), out=out)
+    assert {(e.n, e.kernel) for e in read_table(out.read_text(), "")[2]} == {
+        (64, "decode"),
+        (64, "gemv"),
+        (64, "gemm"),
+    }
+    assert read_table(tuned_path("NVIDIA H200").read_text(), "")[2] == entries
 
 
 def test_doctor_examines_everything(kernel_cache: Path) -> None:

@@ -1,8 +1,9 @@
 """Measured times of the kernels, as data: which one was fastest for which shape and token count.
 
 A table is JSON (schema ``wcodec.tune/1``): one entry per ``(n, k, m, kernel)`` with the configuration, its
-time and cuBLAS's on the uncompressed weight, both raw medians in µs (graph replay, cold L2). The package
-brings tables measured on H200; ``wcodec tune`` adds its own beside the compiled kernels, which come first.
+time and cuBLAS's on the uncompressed weight, both raw medians in µs (graph replay, cold L2, in alternation).
+``wcodec tune`` writes tables: the package brings one of an H200, users add their own beside the compiled
+kernels. Of two tables that measured the same product the user's counts, whole: times of one run compare.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ SCHEMA = "wcodec.tune/1"
 #: Token counts that tables hold; a class serves every count above the class before it.
 CLASSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-#: Where two runs disagree about a kernel, the earlier file counts; about cuBLAS, its faster time.
-PACKAGED = ("gemv.json", "gemm.json", "products.json")
-
-CUBLAS = "cublas"
+#: Tables in ``wcodec.kernels``.
+PACKAGED = ("h200.json",)
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Entry:
     m : int
         Tokens.
     kernel : str
-        ``"gemv"``, ``"gemm"``, ``"decode"`` (decode to BF16, then cuBLAS) or ``"cublas"`` (cuBLAS alone).
+        ``"gemv"``, ``"gemm"`` or ``"decode"`` (decode to BF16, then cuBLAS).
     config : mapping or None
         The kernel's configuration.
     us, cublas_us : float
@@ -68,7 +67,7 @@ class Found:
     entries : tuple of Entry
         Kernels' entries of one shape and class, fastest first.
     cublas_us : float
-        The fastest that cuBLAS was seen there.
+        What cuBLAS took beside them.
     exact : bool
         Whether they are of the very shape; otherwise of the nearest one.
     device : str
@@ -115,24 +114,29 @@ def read_table(text: str, file: str) -> tuple[str, tuple[int, int], list[Entry]]
     return str(data["device"]), (int(major), int(minor)), entries
 
 
-def write_tuned(info: DeviceInfo, entries: Iterable[Entry], *, empty_us: float, date: str) -> Path:
-    """Merge new measurements into this GPU's own table and return the file; the newer one of a pair wins."""
-    path = tuned_path(info.name)
-    merged: dict[tuple[Any, ...], Entry] = {}
-    if path.exists():
-        for entry in read_table(path.read_text(encoding="utf-8"), str(path))[2]:
-            merged[entry.n, entry.k, entry.m, entry.kernel] = entry
-    for entry in entries:
-        merged[entry.n, entry.k, entry.m, entry.kernel] = entry
-    data = {
-        "schema": SCHEMA,
-        "device": info.name,
-        "capability": list(info.capability),
-        "date": date,
-        "empty_us": empty_us,
-        "entries": [asdict(entry) for entry in merged.values()],
-    }
-    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())
+def packaged() -> list[tuple[str, tuple[int, int], list[Entry]]]:
+    """Return the tables that the package brings, each as `read_table` does."""
+    folder = resources.files("wcodec.kernels")
+    return [read_table(folder.joinpath(name).read_text(encoding="utf-8"), name) for name in PACKAGED]
+
+
+def table_text(info: DeviceInfo, entries: Iterable[Entry], **about: Any) -> str:
+    """Return a table of one GPU as JSON, an entry a line; `about` says more about the run."""
+    head = {"schema": SCHEMA, "device": info.name, "capability": list(info.capability), **about}
+    lines = ",\n".join(f"  {json.dumps(asdict(entry))}" for entry in entries)
+    return json.dumps(head, indent=1).removesuffix("\n}") + f',\n "entries": [\n{lines}\n ]\n}}\n'
+
+
+def write_tuned(info: DeviceInfo, entries: Iterable[Entry], **about: Any) -> Path:
+    """Merge new measurements into this GPU's own table and return the file.
+
+    A product that was measured again loses all its older entries.
+    """
+    path, new = tuned_path(info.name), list(entries)
+    again = {(entry.n, entry.k, entry.m) for entry in new}
+    old = read_table(path.read_text(encoding="utf-8"), str(path))[2] if path.exists() else []
+    kept = [entry for entry in old if (entry.n, entry.k, entry.m) not in again]
+    write_atomic(path, table_text(info, kept + new, **about).encode())
     tables_for.cache_clear()
     return path
 
@@ -143,19 +147,18 @@ class Tables:
     Parameters
     ----------
     sources : iterable of (str, list of Entry)
-        GPU name and entries; of two that measured the same, the earlier counts.
+        GPU name and entries; of two that measured the same product, the earlier counts.
     """
 
     def __init__(self, sources: Iterable[tuple[str, list[Entry]]]) -> None:
-        self._by_shape: dict[tuple[int, int], dict[int, dict[str, tuple[str, Entry]]]] = {}
-        self._cublas: dict[tuple[int, int, int], float] = {}
+        # Shape -> tokens -> GPU and entries.
+        self._by_shape: dict[tuple[int, int], dict[int, tuple[str, list[Entry]]]] = {}
         for device, entries in sources:
+            found: dict[tuple[int, int, int], list[Entry]] = {}
             for entry in entries:
-                key = entry.n, entry.k, entry.m
-                self._cublas[key] = min(self._cublas.get(key, entry.cublas_us), entry.cublas_us)
-                if entry.kernel != CUBLAS:
-                    kernels = self._by_shape.setdefault(key[:2], {}).setdefault(entry.m, {})
-                    kernels.setdefault(entry.kernel, (device, entry))
+                found.setdefault((entry.n, entry.k, entry.m), []).append(entry)
+            for (n, k, m), product in found.items():
+                self._by_shape.setdefault((n, k), {}).setdefault(m, (device, product))
 
     def find(self, n: int, k: int, tokens: int) -> Found | None:
         """Return the entries of a shape and token count, or of the nearest measured shape.
@@ -173,9 +176,9 @@ class Tables:
         if best is None:
             return None
         _, shape, m = best
-        found = sorted(self._by_shape[shape][m].values(), key=lambda pair: pair[1].us)
-        entries = tuple(entry for _, entry in found)
-        return Found(entries, self._cublas[*shape, m], shape == (n, k), found[0][0])
+        device, product = self._by_shape[shape][m]
+        entries = tuple(sorted(product, key=lambda entry: entry.us))
+        return Found(entries, entries[0].cublas_us, shape == (n, k), device)
 
 
 @functools.cache
@@ -190,10 +193,7 @@ def tables_for(index: int) -> Tables:
         device, capability, entries = read_table(tuned.read_text(encoding="utf-8"), str(tuned))
         if capability == info.capability:
             sources.append((device, entries))
-    for name in PACKAGED:
-        file = resources.files("wcodec.kernels").joinpath(name)
-        if file.is_file():
-            device, capability, entries = read_table(file.read_text(encoding="utf-8"), name)
-            if capability == info.capability:
-                sources.append((device, entries))
+    sources += [
+        (device, entries) for device, capability, entries in packaged() if capability == info.capability
+    ]
     return Tables(sources)

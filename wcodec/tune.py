@@ -7,13 +7,14 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import device_info
 from wcodec.errors import WCodecError
 from wcodec.fused import KERNELS, Bound
 from wcodec.paths import Run, decode_path, original_path
-from wcodec.tables import CLASSES, Entry, write_tuned
+from wcodec.tables import CLASSES, Entry, table_text, write_tuned
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +35,13 @@ def tune(
     shapes: Iterable[tuple[int, int]],
     device: Any = "cuda",
     tokens: Iterable[int] = (*CLASSES, *PREFILL),
-    report: Callable[[Entry], None] | None = None,
+    report: Callable[[list[Entry]], None] | None = None,
+    out: Path | None = None,
 ) -> list[Entry]:
     """Measure the paths of some shapes on a GPU and keep the result for every later start.
+
+    All candidates of a product are timed quickly in alternation, then the best few of each kernel again, with
+    cuBLAS in every round.
 
     Parameters
     ----------
@@ -47,13 +52,17 @@ def tune(
     tokens : iterable of int
         Token counts to measure; each serves the counts down to the one before.
     report : callable, optional
-        Called with every entry as it is found.
+        Called with the entries of every product as they are found.
+    out : Path, optional
+        Write the table there instead of adding to the GPU's own beside the cubin cache.
 
     Returns
     -------
     list of Entry
-        The fastest configuration per shape, token count and kernel; also written beside the cubin cache.
+        The fastest configuration per shape, token count and kernel.
     """
+    import torch
+
     from wcodec.preparation import prepare
     from wcodec.timing import Timer
 
@@ -67,14 +76,21 @@ def tune(
             raise WCodecError(f"a {n} × {k} matrix does not get smaller: there is nothing to tune")
         timer = timer or Timer(state.device.index)
         for m in counts:
-            for entry in _measure(weight, m, timer):
-                entries.append(entry)
-                if report is not None:
-                    report(entry)
+            found = list(_measure(weight, m, timer))
+            entries += found
+            if report is not None:
+                report(found)
     if timer is not None:
         info = device_info(timer.device.index)
-        date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        write_tuned(info, entries, empty_us=round(timer.empty_us, 2), date=date)
+        about = {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "torch": torch.__version__,
+            "empty_us": round(timer.empty_us, 2),
+        }
+        if out is None:
+            write_tuned(info, entries, **about)
+        else:
+            out.write_text(table_text(info, entries, **about), encoding="utf-8")
     return entries
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,14 @@ from wcodec.cuda.device import DeviceInfo
 from wcodec.kernels.gemv import (
     INSTANCES,
     MAX_TOKENS,
+    NEAR,
     SOURCE,
     GemvConfig,
     candidates,
     default_config,
     instances,
 )
-from wcodec.tables import read_table
+from wcodec.tables import packaged
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -35,12 +35,13 @@ GPUS = {
 
 
 def shipped(gpu: str) -> list[GemvConfig]:
-    return [config for tokens in INSTANCES for _, config in instances(tokens, GPUS[gpu])]
+    rule = [config for tokens in INSTANCES for _, config in instances(tokens, GPUS[gpu])]
+    near = [config for configs in NEAR.values() for config in configs] if gpu == "H200" else []
+    return list(dict.fromkeys(rule + near))
 
 
 def measured() -> list[GemvConfig]:
-    text = resources.files("wcodec.kernels").joinpath("gemv.json").read_text(encoding="utf-8")
-    _, _, entries = read_table(text, "gemv.json")
+    entries = [entry for _, _, table in packaged() for entry in table if entry.kernel == "gemv"]
     return sorted({GemvConfig(**(entry.config or {})) for entry in entries}, key=str)
 
 

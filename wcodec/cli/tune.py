@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ EPILOG = """\b
 Examples:
   wcodec tune 4096x8192 8192x1024
   wcodec tune 28672x4096 --tokens 1,16,64 --device cuda:1
+  wcodec tune 4096x4096 --out table.json
 """
 
 
@@ -23,9 +25,19 @@ Examples:
 @click.argument("shapes", callback=parse_shapes, nargs=-1, required=True, metavar="NxK...")
 @click.option("--tokens", callback=parse_tokens, metavar="M,M,…", help="Token counts, such as 1,16,64.")
 @click.option("--device", default="cuda", show_default=True, help="GPU to measure on.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the table to FILE and keep nothing.",
+)
 @console.quiet_option
 def command(
-    shapes: tuple[tuple[int, int], ...], tokens: tuple[int, ...] | None, device: str, quiet: bool
+    shapes: tuple[tuple[int, int], ...],
+    tokens: tuple[int, ...] | None,
+    device: str,
+    out: Path | None,
+    quiet: bool,
 ) -> None:
     """Time every kernel and configuration for weights of NxK (out x in features, per GPU).
 
@@ -36,14 +48,15 @@ def command(
     from wcodec.tables import CLASSES, tuned_path
     from wcodec.tune import PREFILL, tune
 
-    def report(entry: Entry) -> None:
-        gain = entry.cublas_us / entry.us
-        console.remark(
-            f"{entry.n}x{entry.k}, {entry.m} tokens, {entry.kernel}: {entry.us:.1f} µs, "
-            f"cuBLAS {entry.cublas_us:.1f} µs ({gain:.2f}x)",
-            quiet=quiet,
-        )
+    def report(product: list[Entry]) -> None:
+        best = min(product, key=lambda entry: entry.us)
+        what = f"{best.n}x{best.k}, {best.m} token{'s'[: best.m > 1]}"
+        times = ", ".join(f"{entry.kernel} {entry.us:.1f}" for entry in product)
+        gain = f"{best.kernel} {best.cublas_us / best.us:.2f}x"
+        console.remark(f"{what}: {times}, cuBLAS {best.cublas_us:.1f} µs; {gain}", quiet=quiet)
 
+    if out is not None and not out.parent.is_dir():  # said before minutes of measuring
+        raise click.BadParameter(f"there is no folder {str(out.parent)!r}", param_hint="--out")
     info = device_info(gpu_index(device))
-    tune(shapes, device, tokens or (*CLASSES, *PREFILL), report)
-    click.echo(str(tuned_path(info.name)))
+    tune(shapes, device, tokens or (*CLASSES, *PREFILL), report, out)
+    click.echo(str(out or tuned_path(info.name)))
