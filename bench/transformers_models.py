@@ -26,15 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 if __name__ == "__main__":  # run as a script: find the packages beside this folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import wcodec
+from bench.alternation import alternate, capture, speeds
 from bench.harness import RESULTS, environment, relative_error
-from bench.intervals import Pairs
 from bench.llama_steps import Decoder, UncompressedBricks
 from wcodec.errors import UnsupportedError
 from wcodec.nn import PackedLinear
@@ -95,49 +94,6 @@ def held_bytes(model: torch.nn.Module) -> int:
 def is_as_exact(to_fp32: dict[str, float]) -> bool:
     """Whether the packed model is as near to FP32 arithmetic as BF16 torch, give or take 10 %."""
     return to_fp32["packed"] <= 1.1 * to_fp32["bf16"]
-
-
-def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
-    """Capture `run` after warming it up on the capturing stream."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph
-
-
-def alternate(base: Callable[[], None], ours: Callable[[], None], calls: int, blocks: int) -> Pairs:
-    """Time blocks of `calls` calls in alternation; µs per call."""
-    times = np.zeros((2, blocks))
-    for block in range(blocks):
-        order = (0, 1) if block % 2 == 0 else (1, 0)
-        for index in order:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            (base, ours)[index]()
-            end.record()
-            torch.cuda.synchronize()
-            times[index, block] = 1e3 * start.elapsed_time(end) / calls
-    return Pairs(times[0], times[1], 0.0)
-
-
-def speeds(pairs: Pairs, per_call: int) -> dict[str, float]:
-    """Items per second of both sides and their ratio with its 95 % interval."""
-    ratio = pairs.raw_ratio()
-    return {
-        "bf16_us": pairs.base_us,
-        "packed_us": pairs.ours_us,
-        "bf16_per_s": per_call / pairs.base_us * 1e6,
-        "packed_per_s": per_call / pairs.ours_us * 1e6,
-        "x": ratio.value,
-        "x_low": ratio.low,
-        "x_high": ratio.high,
-    }
 
 
 def greedy(decoder: Decoder, prompt: torch.Tensor) -> torch.Tensor:
