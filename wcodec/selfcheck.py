@@ -194,7 +194,8 @@ HOST_CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "raw, host": _host("raw", _together),
     "bf16-w12, host, all patterns together": _host("bf16-w12", _together),
     "bf16-w12, host, each pattern alone": _host("bf16-w12", _alone),
-    "bf16-store, host": _host("bf16-store", _together),
+    "bf16-store, host, all patterns together": _host("bf16-store", _together),
+    "bf16-store, host, each pattern alone": _host("bf16-store", _alone),
     "nvfp4-s5, host, every nibble under every scale": _nvfp4,
 }
 
