@@ -31,7 +31,7 @@ namespace {
 
 constexpr u32 kTokens = WC_TOKENS, kKWarps = WC_K_WARPS, kRowWarps = WC_ROW_WARPS, kQuarters = WC_QUARTERS;
 constexpr u32 kStages = WC_STAGES, kSplit = WC_SPLIT;
-constexpr bool kRegisterRing = WC_REGISTER_RING;
+constexpr bool kRegisterRing = WC_REGISTER_RING, kEager = WC_EAGER;
 
 #if WC_DECODER == 0
 using Decoder = gemv::Bf16W12;
@@ -81,6 +81,7 @@ static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
 static_assert(gemv::kTile % (kQuarters * gemv::kQuarterRows) == 0, "a warp's quarters lie in one brick");
 static_assert(kRows > gemv::kTile || gemv::kTile % kRows == 0, "the last CTA's rows lie in the last row tile");
 static_assert(kStages >= (kRegisterRing ? 1 : 2), "WC_STAGES");
+static_assert(!kEager || (!kRegisterRing && kRowWarps == 1), "WC_EAGER");
 static_assert(kSumFloats <= kSumPitch, "partial sums overlay the ring");
 static_assert(kSplit >= 1 && kSplit <= 8, "WC_SPLIT");
 static_assert(kXWarps == 1 || kKWarps <= 15, "one named barrier per K group beside the CTA's");
@@ -202,9 +203,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
         WC_UNROLL
         for (u32 stage = 0; stage < kStages; ++stage) {
             if (stage > 0 && base + stage * kGroups >= chunks) break;
-            copy_wait<kAhead - 1>();
-            sync_sharers(own_group);
-            if constexpr (!kRegisterRing) fill((stage + kAhead) % kStages, (stage + kAhead) % kStages, stage + kAhead);
+            const u32 next = (stage + kAhead) % kStages;
+            if constexpr (kEager) {
+                __syncwarp();  // the chunk before has been read from its slot
+                fill(next, next, stage + kAhead);
+                copy_wait<kAhead>();
+                __syncwarp();
+            } else {
+                copy_wait<kAhead - 1>();
+                sync_sharers(own_group);
+                if constexpr (!kRegisterRing) fill(next, next, stage + kAhead);
+            }
             const u32 x_slot = x_matrix + (half + stage) * kXSlotBytes;
             WC_UNROLL
             for (u32 q = 0; q < kQuarters; ++q) {

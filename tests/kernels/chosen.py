@@ -39,7 +39,7 @@ def _gemm() -> set[GemmConfig]:
 
 
 def _gemv_name(c: GemvConfig) -> str:
-    ring = "registers" if c.register_ring else "shared"
+    ring = "registers" if c.register_ring else "eager" if c.eager else "shared"
     return f"{c.tokens} tokens, {c.k_warps}x{c.row_warps}x{c.quarters}, {ring} {c.stages}, split {c.split}"
 
 

@@ -107,6 +107,7 @@ inline u32 load_once_word(const void* p) {
 }
 
 inline void copy_async(u32 to, const void* from, bool valid = true) { simt::open_group.push_back({to, from, valid}); }
+inline void copy_async_cached(u32 to, const void* from, bool valid = true) { copy_async(to, from, valid); }
 inline void copy_commit() {
     simt::groups.push_back(std::move(simt::open_group));
     simt::open_group.clear();

@@ -103,6 +103,7 @@ def test_nothing_is_worth_timing_above_the_limit() -> None:
         {"k_warps": 16, "row_warps": 2, "register_ring": False},
         {"split": 9},
         {"stages": 40, "register_ring": False},
+        {"eager": True},
         {"quarters": 4, "stages": 1, "tokens": 8},
     ],
 )

@@ -26,6 +26,7 @@ CONFIGS = {
     "1 token, shared": GemvConfig(1, 2, 2, 1, 3, False, 1),
     "8 tokens, registers": GemvConfig(8, 2, 1, 2, 1, True, 1),
     "8 tokens, shared": GemvConfig(8, 3, 1, 1, 4, False, 1),
+    "8 tokens, shared, eager": GemvConfig(8, 3, 1, 2, 2, False, 1, eager=True),
     "16 tokens, registers": GemvConfig(16, 2, 1, 2, 2, True, 1),
     "24 tokens, shared": GemvConfig(24, 2, 1, 2, 2, False, 1),
     "32 tokens, shared": GemvConfig(32, 2, 4, 1, 2, False, 1),

@@ -54,6 +54,8 @@ class GemvConfig:
         CTAs that must fit into one SM; bounds the registers.
     split : int
         CTAs of a cluster that share rows and split K; above 1 only on compute capability 9.0 and newer.
+    eager : bool
+        Ask for the next chunk before waiting for the current one. For rings in shared memory, one row warp.
     decoder : str
         ``bf16-w12``, or ``bf16`` for uncompressed bricks.
     out_f32 : bool
@@ -68,6 +70,7 @@ class GemvConfig:
     register_ring: bool
     min_ctas: int
     split: int = 1
+    eager: bool = False
     decoder: str = "bf16-w12"
     out_f32: bool = False
 
@@ -81,6 +84,8 @@ class GemvConfig:
             raise ValueError(f"CTAs of {self.rows} rows do not divide a row tile")
         if not self.register_ring and (self.stages < 2 or (self.row_warps > 1 and self.k_warps > 15)):
             raise ValueError(f"no ring of {self.stages} stages shared by {self.k_warps} groups")
+        if self.eager and (self.register_ring or self.row_warps > 1):
+            raise ValueError(f"no eager copies of {self.row_warps} row warps or into registers")
         if not 1 <= self.split <= MAX_SPLIT:
             raise ValueError(f"no cluster of {self.split} CTAs")
         if self._sum_pitch < self.quarters * self.tokens * _SUM_STRIDE_BYTES:
@@ -126,6 +131,7 @@ class GemvConfig:
             "WC_STAGES": self.stages,
             "WC_SPLIT": self.split,
             "WC_REGISTER_RING": int(self.register_ring),
+            "WC_EAGER": int(self.eager),
             "WC_MIN_CTAS": self.min_ctas,
             "WC_DECODER": _DECODERS[self.decoder],
             "WC_OUT_F32": int(self.out_f32),
@@ -143,39 +149,45 @@ def _registers(
 
 
 def _shared(
-    tokens: int, k_warps: int, row_warps: int, quarters: int, stages: int, min_ctas: int, split: int = 1
+    tokens: int,
+    k_warps: int,
+    row_warps: int,
+    quarters: int,
+    stages: int,
+    min_ctas: int,
+    split: int = 1,
+    *,
+    eager: bool = False,
 ) -> GemvConfig:
-    return GemvConfig(tokens, k_warps, row_warps, quarters, stages, False, min_ctas, split)
+    return GemvConfig(tokens, k_warps, row_warps, quarters, stages, False, min_ctas, split, eager)
 
 
 #: The rule. Per number of tokens, instances with the most rows (N) that they are given: those that won on the
 #: shapes measured on H200. One wave of CTAs: 16 rows each up to 132 × 16, then 32, one or two CTAs per SM,
-#: rings in shared memory. More rows: as many small CTAs per SM as fit, rings in registers. From 16 tokens on,
+#: rings in shared memory. More rows: as many small CTAs per SM as fit, rings in registers. With 32 tokens,
 #: rows side by side share x.
 INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     1: (
         (2112, _shared(1, 16, 1, 1, 4, 2)),
-        (3072, _shared(1, 12, 1, 2, 3, 1)),
-        (4224, _shared(1, 16, 1, 2, 2, 1)),
+        (4224, _shared(1, 16, 1, 2, 2, 1, eager=True)),
         (8448, _shared(1, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
     ),
     8: (
         (2112, _shared(8, 16, 1, 1, 4, 1)),
-        (3072, _shared(8, 10, 2, 1, 3, 1)),
-        (4224, _shared(8, 20, 1, 2, 2, 1)),
+        (4224, _shared(8, 16, 1, 2, 2, 1, eager=True)),
         (8448, _shared(8, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(8, 4, 1, 2, 1, 4)),
     ),
     16: (
         (2112, _shared(16, 16, 1, 1, 3, 1)),
-        (4224, _shared(16, 16, 1, 2, 2, 1)),
-        (16384, _registers(16, 8, 1, 2, 1, 2)),
-        (1 << 32, _shared(16, 2, 4, 2, 2, 3)),
+        (4224, _shared(16, 16, 1, 2, 2, 1, eager=True)),
+        (8448, _shared(16, 10, 1, 2, 2, 2)),
+        (1 << 32, _registers(16, 3, 1, 2, 1, 7)),
     ),
     32: (
         (2112, _shared(32, 8, 1, 1, 3, 1)),
-        (3072, _shared(32, 4, 4, 1, 3, 1, split=3)),
+        (3072, _shared(32, 6, 2, 2, 3, 1, split=3)),
         (4224, _shared(32, 4, 2, 2, 3, 1, split=2)),
         (16384, _shared(32, 4, 2, 2, 3, 1)),
         (1 << 32, _shared(32, 2, 4, 2, 2, 2)),
@@ -185,24 +197,25 @@ INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
 #: Within 2 % of the best on some shape: worth timing beside the rule's.
 NEAR: dict[int, tuple[GemvConfig, ...]] = {
     1: (
-        _shared(1, 20, 1, 2, 2, 1),
-        _shared(1, 12, 1, 2, 2, 2),
-        _registers(1, 16, 2, 1, 2, 1),
-        _registers(1, 8, 2, 1, 2, 2),
+        _shared(1, 12, 1, 2, 3, 1),
+        _shared(1, 16, 1, 2, 2, 1),
+        _shared(1, 12, 1, 2, 2, 1, eager=True),
     ),
     8: (
-        _shared(8, 12, 1, 2, 4, 1),
         _shared(8, 16, 1, 2, 2, 1),
+        _shared(8, 12, 1, 2, 2, 1, eager=True),
+        _shared(8, 8, 1, 2, 2, 2, eager=True),
         _registers(8, 12, 1, 1, 2, 2),
         _registers(8, 8, 1, 1, 2, 4),
     ),
     16: (
-        _shared(16, 12, 1, 2, 3, 1),
-        _shared(16, 20, 1, 2, 2, 1),
-        _shared(16, 10, 1, 2, 2, 2),
+        _shared(16, 16, 1, 2, 2, 1),
+        _shared(16, 12, 1, 2, 2, 1, eager=True),
+        _registers(16, 8, 1, 2, 1, 2),
+        _shared(16, 2, 4, 2, 2, 3),
     ),
     32: (
-        _shared(32, 6, 2, 2, 3, 1, split=3),
+        _shared(32, 4, 4, 1, 3, 1, split=3),
         _shared(32, 4, 4, 1, 3, 1),
     ),
 }
