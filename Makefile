@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: venv demo test test-gpu lint format bench-host bench-analyze bench-gpu clean help
+.PHONY: venv demo test lint format bench-host bench-analyze gpu-sweep gpu-bench gpu-overheads gpu-sanitize clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -25,9 +25,6 @@ demo: $(STAMP)  ## real trained weights: analyze, pack, verify, unpack, compare
 test: $(STAMP)  ## every test that this machine can run
 	@$(BIN)/python -m pytest -n auto
 
-test-gpu: $(STAMP)  ## exactness, streams, graphs and compilation on this machine's GPU
-	@$(BIN)/python -m pytest -m gpu
-
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -44,8 +41,17 @@ bench-host: $(STAMP)  ## host codec beside zipnn, openzl, zstandard and memcpy
 bench-analyze: $(STAMP)  ## the analysis of a warm file beside reading it
 	@$(BIN)/python bench/analyze.py
 
-bench-gpu: $(STAMP)  ## the fused kernels beside cuBLAS (needs a GPU)
+gpu-sweep: $(STAMP)  ## exactness of every kernel and path on this machine's GPU
+	@$(BIN)/python -m pytest -m gpu -n 8
+
+gpu-bench: $(STAMP)  ## the fused kernels beside cuBLAS
 	@$(BIN)/python bench/muse_bf16_proj.py
+
+gpu-overheads: $(STAMP)  ## calls, start and prepare() on the host, beside their targets
+	@$(BIN)/python -m bench.overheads
+
+gpu-sanitize: $(STAMP)  ## every kernel under compute-sanitizer, where that is installed and sees the GPU
+	@$(BIN)/python -m tests.sanitize
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .demo build dist *.egg-info
