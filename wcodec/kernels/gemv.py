@@ -211,6 +211,7 @@ NEAR: dict[int, tuple[GemvConfig, ...]] = {
     16: (
         _shared(16, 16, 1, 2, 2, 1),
         _shared(16, 12, 1, 2, 2, 1, eager=True),
+        _shared(16, 8, 1, 2, 2, 2),
         _registers(16, 8, 1, 2, 1, 2),
         _shared(16, 2, 4, 2, 2, 3),
     ),
