@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -237,3 +239,24 @@ def test_blobs_that_start_anywhere_are_refused() -> None:
         odd = torch.cat([torch.zeros(1, dtype=torch.uint8), blob])[1:]
         with pytest.raises(WCodecError, match="starts on 16 bytes"):
             state.wrap_blob(odd)
+
+
+def numbered(taken: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    for i in range(12):
+        taken.append(i)
+        yield str(i), torch.full((8, 8), i, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_lies_on_the_host_is_hashed_ahead_for_a_gpu(device: str) -> None:
+    taken: list[int] = []
+    with ThreadPoolExecutor(2) as pool:
+        found = preparation._hashed_ahead(numbered(taken), torch.device(device), pool)
+        for i, (name, w, hashed) in enumerate(found):
+            assert name == str(i)
+            if device == "cpu":
+                assert hashed is None
+                assert len(taken) == i + 1  # one at a time
+            else:
+                assert hashed.result() == wcodec.encode(w, format="raw").digest
+                assert len(taken) == min(i + 1 + preparation._HASHING_THREADS, 12)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from wcodec.bits import digest
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from wcodec.workspace import Workspaces
 
-_CHECK_BYTES = 64 << 20  # decoded at once when a packed weight is compared with its source
+_CHECK_BYTES = 16 << 20  # decoded at once when a packed weight is compared with its source
+_HASHING_THREADS = 4  # one hashes 5 … 9 GB/s, less than a GPU takes in
 
 
 def prepare(
@@ -73,16 +75,16 @@ def prepare(
     workspaces = _workspaces(target)
     state: dict[str, PackedWeight] = {}
     shared: dict[Any, tuple[weakref.ref[Any], PackedWeight]] = {}
-    for name, weight in _named(weights):
-        key = _identity(weight)
-        if key in shared and shared[key][0]() is not None:
-            state[name] = shared[key][1]
-            continue
-        state[name] = prepare_one(
-            weight, target, name=name, keep=keep, max_tokens=max_tokens, workspaces=workspaces
-        )
-        # Of a mapping that makes its tensors when asked, the next may lie where a freed one lay.
-        shared[key] = weakref.ref(weight), state[name]
+    settings: dict[str, Any] = {"keep": keep, "max_tokens": max_tokens, "workspaces": workspaces}
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        for name, weight, hashed in _hashed_ahead(_named(weights), target, pool):
+            key = _identity(weight)
+            if key in shared and shared[key][0]() is not None:
+                state[name] = shared[key][1]
+                continue
+            state[name] = prepare_one(weight, target, name=name, hashed=hashed, **settings)
+            # Of a mapping that makes its tensors when asked, the next may lie where a freed one lay.
+            shared[key] = weakref.ref(weight), state[name]
     get_ready({id(weight): weight for weight in state.values()}.values())
     return PackedState(state, target)
 
@@ -95,8 +97,9 @@ def prepare_one(
     keep: str = "packed",
     max_tokens: int = MAX_TOKENS,
     workspaces: Workspaces | None = None,
+    hashed: Future[bytes] | None = None,
 ) -> PackedWeight:
-    """Pack or upload one weight; see `prepare`."""
+    """Pack or upload one weight; see `prepare`. `hashed` is its digest, where somebody is at it already."""
     import torch
 
     settings: dict[str, Any] = {"max_tokens": max_tokens, "workspaces": workspaces, "tensor": name}
@@ -122,7 +125,12 @@ def prepare_one(
         raise WCodecError("the weight is on the meta device", tensor=name, mend="load its contents first")
     with _device(device):
         source = _upload(weight, device)
-        blob = _pack(source, weight)
+        if hashed is None:
+            # The host hashes while the copy and the packer run.
+            with ThreadPoolExecutor(1) as pool:
+                blob = _pack(source, _hash(weight, device, pool))
+        else:
+            blob = _pack(source, hashed)
         packed = wrap_blob(blob, **settings)
         if not packed.is_raw:
             _check(packed, source, name)
@@ -196,26 +204,46 @@ def _upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
 
 
-def _pack(source: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """Return the blob of `source` on its own device; `given` is where the caller holds the same bits."""
+def _hash(weight: Any, device: torch.device, pool: ThreadPoolExecutor) -> Future[bytes] | None:
+    """Start hashing a host tensor that is packed on a GPU; None for others, which the packers hash."""
+    import torch
+
+    if device.type == "cuda" and isinstance(weight, torch.Tensor) and weight.device.type == "cpu":
+        return pool.submit(lambda: digest(_host_bits(weight)))
+    return None
+
+
+def _hashed_ahead(
+    named: Iterable[tuple[str, Any]], device: torch.device, pool: ThreadPoolExecutor
+) -> Iterator[tuple[str, Any, Future[bytes] | None]]:
+    """Yield weights with their digests, of those after them some under way.
+
+    Only tensors on the host are taken from a mapping before it is their turn: of others, there is to be one.
+    """
+    ahead: deque[tuple[str, Any, Future[bytes] | None]] = deque()
+    for name, weight in named:
+        hashed = _hash(weight, device, pool)
+        ahead.append((name, weight, hashed))
+        while ahead and (hashed is None or len(ahead) > _HASHING_THREADS):
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _pack(source: torch.Tensor, hashed: Future[bytes] | None) -> torch.Tensor:
+    """Return the blob of `source` on its own device, with a digest that may be under way."""
     import torch
 
     if source.dtype == torch.bfloat16 and source.device.type == "cpu":
         return torch.from_numpy(encode(source).blob)
-    with ThreadPoolExecutor(1) as pool:
-        # The host hashes while the copy and the packer run; of weights that lie on the GPU, the packer's
-        # own copy back is hashed.
-        on_host = given.device.type == "cpu"
-        pending = pool.submit(lambda: digest(_host_bits(given))) if on_host else None
-        if source.dtype == torch.bfloat16:
-            from wcodec.kernels.pack import make_plan, pack
+    if source.dtype == torch.bfloat16:
+        from wcodec.kernels.pack import make_plan, pack
 
-            plan = make_plan(source)
-            if source.numel() and Bf16W12().blob_bytes(plan, 0) < source.nbytes:
-                blob = pack(source, plan=plan, digest=pending.result() if pending else None)
-                if blob.numel() < source.nbytes:
-                    return blob
-        return _raw_blob(source, pending.result() if pending else digest(_host_bits(source)))
+        plan = make_plan(source)
+        if source.numel() and Bf16W12().blob_bytes(plan, 0) < source.nbytes:
+            blob = pack(source, plan=plan, digest=hashed.result() if hashed else None)
+            if blob.numel() < source.nbytes:
+                return blob
+    return _raw_blob(source, hashed.result() if hashed else digest(_host_bits(source)))
 
 
 def _raw_blob(source: torch.Tensor, known: bytes) -> torch.Tensor:
