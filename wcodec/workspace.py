@@ -5,6 +5,9 @@ can be replayed. Two launches that may overlap must not share a block: every str
 on a stream that ran nothing before has its own too, because the graph may be replayed anywhere. Graphs
 captured on one stream that was used before share that stream's block and follow the rule of cuBLAS's
 workspaces: replay them one after the other.
+
+A stream is known by its handle, here as in torch's allocator, and the driver gives the handle of a destroyed
+stream to the next one at once: who makes streams of his own waits for their work before he destroys them.
 """
 
 from __future__ import annotations
