@@ -155,7 +155,12 @@ def main() -> None:
             print(figure, flush=True)
             figures.append(figure)
     RESULTS.mkdir(exist_ok=True)
-    report = {**environment(), "cores": os.cpu_count(), "figures": [asdict(figure) for figure in figures]}
+    report = {
+        **environment(),
+        "command": "python -m bench.overheads",
+        "cores": os.cpu_count(),
+        "figures": [asdict(figure) for figure in figures],
+    }
     (RESULTS / "overheads.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
