@@ -164,10 +164,12 @@ def main() -> None:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=int, dest=f"set_{name}", help="of the instance"
         )
-    parser.add_argument("--cluster", action=argparse.BooleanOptionalAction, dest="set_cluster")
+    switches = ("cluster", "pair")
+    for name in switches:
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, dest=f"set_{name}")
     args = parser.parse_args()
     n, k = map(int, args.shape.split("x"))
-    given = {name: getattr(args, f"set_{name}") for name in [*names, "cluster"]}
+    given = {name: getattr(args, f"set_{name}") for name in (*names, *switches)}
     changes = {name: value for name, value in given.items() if value is not None}
     config = replace(default_config(n, k, args.m, device_info(0)), **changes)
     bench = Bench(n, k, args.m, args.repeats)

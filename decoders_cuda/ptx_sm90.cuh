@@ -66,6 +66,15 @@ WC_DEVICE void tensor_copy(u32 smem, const TensorMap* map, u32 x, u32 y, u32 bar
         : "memory");
 }
 
+// The same into the same place of every CTA of the cluster that `mask` names; completes on each one's own barrier.
+WC_DEVICE void tensor_multicast(u32 smem, const TensorMap* map, u32 x, u32 y, u32 barrier, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(smem),
+        "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(mask), "l"(policy)
+        : "memory");
+}
+
 WC_DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // Orders this thread's ordinary shared-memory accesses before later ones of the copy engine and of wgmma.
@@ -103,6 +112,11 @@ WC_DEVICE u32 cluster_address(u32 address, u32 rank) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
     return remote;
+}
+
+// Arrives at a barrier of any CTA of the cluster; orders nothing (a release at cluster scope would cost a fence).
+WC_DEVICE void cluster_barrier_arrive(u32 remote) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
 
 // 16 bytes to another CTA's shared memory; completes 16 bytes on that CTA's barrier.

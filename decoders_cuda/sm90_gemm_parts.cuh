@@ -180,17 +180,15 @@ constexpr u32 kPairPitch = 48;                   // 16 rows of one token, padded
 constexpr u32 kPairBytes = 16 * kPairPitch;      // two blocks
 constexpr u32 kStagingBytes = 2 * kPairBytes;    // per warp
 
-// Stores kBlocks blocks of the rows row … row + 15, beginning at `token`, as BF16, in 16-byte pieces where the output
-// allows it. `staging` is this warp's shared memory.
-template <u32 kBlocks>
-WC_DEVICE void store_blocks(const Output& out, const float* sum, u32 row, u32 token, u32 staging, u32 lane) {
+// `store_blocks` where all 16 rows exist and the output allows 16-byte pieces (kWhole), or not.
+template <u32 kBlocks, bool kWhole>
+WC_DEVICE void store_rows(const Output& out, const float* sum, u32 row, u32 token, u32 staging, u32 lane) {
     float bias0 = 0, bias1 = 0;
     if (out.bias != nullptr) {
         const u32 r = row + lane / 4;
-        if (r < out.rows) bias0 = f32_from_bf16(out.bias[r]);
-        if (r + 8 < out.rows) bias1 = f32_from_bf16(out.bias[r + 8]);
+        if (kWhole || r < out.rows) bias0 = f32_from_bf16(out.bias[r]);
+        if (kWhole || r + 8 < out.rows) bias1 = f32_from_bf16(out.bias[r + 8]);
     }
-    const bool vectors = (out.ldo % 8 | reinterpret_cast<u64>(out.data) % 16) == 0;
     const u32 write = staging + (lane / 16 * 8 + lane % 8) * kPairPitch + lane / 8 % 2 * 16;
     const u32 read = staging + lane / 2 * kPairPitch + lane % 2 * 16;
     const u32 first_row = row + lane % 2 * 8;
@@ -216,7 +214,7 @@ WC_DEVICE void store_blocks(const Output& out, const float* sum, u32 row, u32 to
             if (t >= 8 * kBlocks || token + t >= out.tokens) continue;
             const u32x4 v = load_smem(read + i * kPairBytes);
             u16* to = out.data + (token + t) * out.ldo + first_row;
-            if (vectors && first_row + 8 <= out.rows) {
+            if constexpr (kWhole) {
                 *reinterpret_cast<u32x4*>(to) = v;
             } else {
                 const u32 words[4] = {v.x, v.y, v.z, v.w};
@@ -227,6 +225,19 @@ WC_DEVICE void store_blocks(const Output& out, const float* sum, u32 row, u32 to
             }
         }
         __syncwarp();
+    }
+}
+
+// Stores kBlocks blocks of the rows row … row + 15, beginning at `token`, as BF16, in 16-byte pieces where the output
+// allows it: code of its own, because all that runs after the loop comes from a cold instruction cache. `staging` is
+// this warp's shared memory.
+template <u32 kBlocks>
+WC_DEVICE void store_blocks(const Output& out, const float* sum, u32 row, u32 token, u32 staging, u32 lane) {
+    const bool vectors = (out.ldo % 8 | reinterpret_cast<u64>(out.data) % 16) == 0;
+    if (vectors && row + 16 <= out.rows) {
+        store_rows<kBlocks, true>(out, sum, row, token, staging, lane);
+    } else {
+        store_rows<kBlocks, false>(out, sum, row, token, staging, lane);
     }
 }
 

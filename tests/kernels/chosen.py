@@ -48,11 +48,12 @@ def _loop_name(c: GemmConfig) -> str:
 
 
 def _gemm_name(c: GemmConfig) -> str:
-    return f"{_loop_name(c)}, {c.stages} stages, {'cluster' if c.cluster else 'split'} {c.split}"
+    exchange = "cluster" if c.cluster else "pairs, split" if c.pair else "split"
+    return f"{_loop_name(c)}, {c.stages} stages, {exchange} {c.split}"
 
 
 GEMV: dict[str, GemvConfig] = {_gemv_name(c): c for c in sorted(_gemv(), key=_gemv_name)}
 GEMM: dict[str, GemmConfig] = {_gemm_name(c): c for c in sorted(_gemm(), key=_gemm_name)}
 
 #: The decoding loops among `GEMM`, each once, unsplit: what a dump of the decoded registers runs.
-GEMM_LOOPS = {_loop_name(c): replace(c, split=1, cluster=False) for c in GEMM.values()}
+GEMM_LOOPS = {_loop_name(c): replace(c, split=1, cluster=False, pair=False) for c in GEMM.values()}

@@ -65,7 +65,7 @@ def test_examples_compile_for_both_decoders(name: str) -> None:
 
 def test_experiments_compile() -> None:
     config = EXAMPLES["split in 2"].defines()
-    extras = [{"WC_TIMELINE": 1}, {"WC_PDL": 1}, *({"WC_ABLATE": bits} for bits in (1, 2, 4, 8, 15))]
+    extras = [{"WC_TIMELINE": 1}, *({"WC_ABLATE": bits} for bits in (1, 2, 4, 8, 15))]
     compile_many([(SOURCE, {**config, **extra}, "sm_90a") for extra in extras])
     compile_cubin(SOURCE, EXAMPLES["wide tiles"].defines(WC_DUMP=1), "sm_90a")
 
@@ -91,9 +91,10 @@ def test_the_rule_serves_every_shape(n: int, k: int, processors: int) -> None:
         ctas = config.grid(n, k, m, processors)
         assert config.shared_bytes <= SHARED_LIMIT_BYTES
         assert config.column_groups == 1 or -(-k // 64) % 2 == 0
-        if config.split > 1 and not config.cluster:
+        through_l2 = config.split > 1 and config.split != config.cluster_ctas
+        if through_l2:
             assert ctas <= processors  # they wait for one another
-        assert (config.partial_bytes(n, k, m, processors) == 0) == (config.split == 1 or config.cluster)
+        assert (config.partial_bytes(n, k, m, processors) > 0) == (through_l2 or config.split == 0)
         if m in SERVED:
             worth_timing = candidates(n, k, m, info)
             assert worth_timing[0] == config
@@ -106,8 +107,15 @@ def test_stage_and_partial_bytes() -> None:
     assert config.stage_bytes == 2 * (128 * 128 + 2 * BRICK_BYTES["bf16-w12"])
     # 32 tiles, 4 ranks, 3 senders each, 2 warpgroups, 4 blocks of 8 tokens × 64 rows in FP32
     assert config.partial_bytes(4096, 8192, 128, 132) == 32 * 4 * 3 * 2 * 4 * 8 * 64 * 4
+    # two clusters of two: half of it, once more halved, to one other CTA
+    assert replace(config, cluster=True).partial_bytes(4096, 8192, 128, 132) == 32 * 4 * 2 * 4 * 8 * 64 * 4
     even = GemmConfig(64, 2, 4, 1, 0)
     assert even.partial_bytes(28672, 4096, 64, 132) == 132 * 128 * 64 * 4
+    assert replace(even, pair=True).grid(28672, 4096, 64, 132) == 132
+
+
+def test_pairs_compute_a_tile_too_many_rather_than_stand_alone() -> None:
+    assert GemmConfig(64, 2, 4, 1, 1, pair=True).grid(3 * 128, 4096, 64, 132) == 4
 
 
 @pytest.mark.parametrize(
@@ -115,13 +123,16 @@ def test_stage_and_partial_bytes() -> None:
     [
         {"tokens": 24},
         {"tokens": 272},
-        {"row_groups": 4},
+        {"row_groups": 3},
+        {"row_groups": 4, "tokens": 256, "stages": 2},
         {"stages": 1},
         {"stages": 9},
         {"stage_bricks": 3},
         {"split": 9},
         {"ctas_per_sm": 2},
         {"cluster": True},
+        {"cluster": True, "split": 5},
+        {"cluster": True, "split": 2, "pair": True},
         {"column_groups": 2},
     ],
     ids=str,

@@ -31,6 +31,8 @@ _STAGING_BYTES = 1536  # per consumer warp
 _BLOCK_BYTES = 2048  # partial sums: 8 tokens × 64 rows, FP32
 _BLOCK_TOKENS = 8
 _LAYOUT = "TPPIIPPPQIIIIP"
+_MANY_GROUPS_TOKENS = 128  # for which four warpgroups have the registers
+_WHOLE_CLUSTER = 3  # CTAs per tile up to which all of them form one cluster; more form clusters of two
 _TILE_TOKENS = (16, 32, 64, 128, 256)
 _MAX_STAGES = 12
 _SHORT_BRICKS = 32  # K of at most 2,048: an exchange costs more than it saves
@@ -48,7 +50,7 @@ class GemmConfig:
     tokens : int
         Tokens per tile, a multiple of 16 up to 256.
     row_groups : int
-        Row tiles (64 rows) per CTA, one consumer warpgroup each.
+        Row tiles (64 rows) per CTA, one consumer warpgroup each: 1, 2, or with up to 128 tokens 4.
     stages : int
         Depth of the ring in shared memory.
     stage_bricks : int
@@ -58,12 +60,15 @@ class GemmConfig:
     ctas_per_sm : int
         CTAs that share one SM.
     cluster : bool
-        The CTAs of a tile form a cluster and exchange partial sums through shared memory instead of L2.
+        The CTAs of a tile form clusters and exchange partial sums through shared memory: two or three of them
+        one cluster, more of them clusters of two, which then exchange through L2.
     column_groups : int
         Consumer warpgroups that share a row tile and take every second brick: 1, or 2 with one row group and
         stages of two bricks.
     decoder : str
         ``bf16-w12``, or ``bf16`` for uncompressed bricks.
+    pair : bool
+        Two CTAs that are neighbours in rows form a cluster, and each brings half of the tokens for both.
     """
 
     tokens: int
@@ -75,25 +80,37 @@ class GemmConfig:
     cluster: bool = False
     column_groups: int = 1
     decoder: str = "bf16-w12"
+    pair: bool = False
 
     def __post_init__(self) -> None:
         if self.column_groups != 1 and (self.column_groups, self.row_groups, self.stage_bricks) != (2, 1, 2):
             raise ValueError("two column groups take one row group and stages of two bricks")
+        if self._groups == 4 and self.tokens > _MANY_GROUPS_TOKENS:
+            raise ValueError(f"no registers for {self._groups} warpgroups of {self.tokens} tokens")
         if self.ctas_per_sm > 1 and self._groups > 1:
             raise ValueError("setmaxnreg leaves no registers for a second CTA")
-        if not (self.tokens % 16 == 0 and 16 <= self.tokens <= 256 and self.row_groups in (1, 2, 3)):
+        if not (self.tokens % 16 == 0 and 16 <= self.tokens <= 256 and self.row_groups in (1, 2, 4)):
             raise ValueError(f"no tile of {self.row_groups} × 64 rows and {self.tokens} tokens")
         if self.stages < 2 or self.stage_bricks not in (1, 2):
             raise ValueError(f"no ring of {self.stages} stages of {self.stage_bricks} bricks")
         if not 0 <= self.split <= min(MAX_SPLIT, self._own_blocks):
             raise ValueError(f"no split of {self.tokens} tokens over {self.split} CTAs")
-        if self.cluster and self.split < 2:
-            raise ValueError("a cluster is the CTAs of one tile")
+        if self.cluster and (self.split < 2 or self.split % self.cluster_ctas):
+            raise ValueError(f"the {self.split} CTAs of a tile are not whole clusters")
+        if self.pair and (self.cluster or self.ctas_per_sm > 1):
+            raise ValueError("a cluster is a pair or CTAs of one tile")
         if (
             self.shared_bytes > SHARED_LIMIT_BYTES
             or self.ctas_per_sm * (self.shared_bytes + 1024) > SM_SHARED_BYTES
         ):
             raise ValueError(f"{self.ctas_per_sm} × {self.shared_bytes} bytes do not fit into one SM")
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs per cluster."""
+        if self.pair:
+            return 2
+        return (self.split if self.split <= _WHOLE_CLUSTER else 2) if self.cluster else 1
 
     @property
     def threads(self) -> int:
@@ -117,15 +134,22 @@ class GemmConfig:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one CTA."""
-        mail = (self.split - 1) * self._letter_bytes if self.cluster else 0
-        merge = self.tokens // _BLOCK_TOKENS * _BLOCK_BYTES if self.column_groups == 2 else 0
+        merge = 0
+        if self.split == 0 and self.column_groups == 2:
+            merge = self.tokens // _BLOCK_TOKENS * _BLOCK_BYTES
         groups = self._groups * (4 * _STAGING_BYTES + 8)
-        return self.stages * (self.stage_bytes + 16) + groups + merge + mail
+        return self.stages * (self.stage_bytes + 16) + groups + merge
+
+    @property
+    def _clusters(self) -> int:
+        """Clusters per tile, which exchange partial sums through L2."""
+        return max(self.split, 1) // (self.cluster_ctas if self.cluster else 1)
 
     @property
     def _letter_bytes(self) -> int:
-        """Partial sums that one CTA of a tile sends another."""
-        return self._groups * -(-self._own_blocks // max(self.split, 1)) * _BLOCK_BYTES
+        """Partial sums that one CTA sends another through L2."""
+        near = -(-self._own_blocks // (self.cluster_ctas if self.cluster else 1))
+        return self._groups * -(-near // self._clusters) * _BLOCK_BYTES
 
     def defines(self, **extra: int) -> dict[str, int | str]:
         """Macros of the instance; `extra` adds the experiments' (``WC_ABLATE``, …)."""
@@ -137,7 +161,8 @@ class GemmConfig:
             "WC_STAGE_BRICKS": self.stage_bricks,
             "WC_SPLIT": self.split,
             "WC_CTAS_PER_SM": self.ctas_per_sm,
-            "WC_CLUSTER": int(self.cluster),
+            "WC_CLUSTER": self.cluster_ctas if self.cluster else 1,
+            "WC_PAIR": 1 + self.pair,
             "WC_DECODER": _DECODERS[self.decoder],
             "WC_SHARED_BYTES": self.shared_bytes,
             **extra,
@@ -148,8 +173,9 @@ class GemmConfig:
         return -(-cols // (TILE * self.stage_bricks))
 
     def tiles(self, rows: int, tokens: int) -> int:
-        """Tiles of one product."""
-        return -(-rows // (TILE * self.row_groups)) * -(-tokens // self.tokens)
+        """Tiles of one product; of a pair's two tiles, both are computed."""
+        pair = 1 + self.pair
+        return -(-rows // (TILE * self.row_groups * pair)) * pair * -(-tokens // self.tokens)
 
     def grid(self, rows: int, cols: int, tokens: int, multiprocessors: int) -> int:
         """CTAs of one product.
@@ -166,18 +192,17 @@ class GemmConfig:
             multiprocessors * self.ctas_per_sm,
         )
         if self.split == 0:
-            return min(resident, tiles * units)
-        if self.split > units or (self.split > 1 and not self.cluster and tiles * self.split > resident):
+            pair = 1 + self.pair
+            return min(resident // pair, tiles // pair * units) * pair
+        if self.split > units or (self._clusters > 1 and tiles * self.split > resident):
             raise WCodecError(f"{rows} × {cols} with {tokens} tokens cannot be split {self.split} ways")
         return tiles * self.split
 
     def partial_bytes(self, rows: int, cols: int, tokens: int, multiprocessors: int) -> int:
         """Workspace for partial sums: zero before the first launch, left zero by every launch."""
-        if self.split == 1 or self.cluster:
-            return 0
         if self.split == 0:
             return self.grid(rows, cols, tokens, multiprocessors) * self._letter_bytes
-        return self.tiles(rows, tokens) * self.split * (self.split - 1) * self._letter_bytes
+        return self.tiles(rows, tokens) * self.split * (self._clusters - 1) * self._letter_bytes
 
 
 def _deepest(
@@ -188,12 +213,20 @@ def _deepest(
     *,
     cluster: bool = False,
     column_groups: int = 1,
+    pair: bool = False,
 ) -> GemmConfig | None:
     """Return the instance with as many stages as fit into shared memory; None where two do not."""
     for stages in range(_MAX_STAGES, 1, -1):
         try:
             return GemmConfig(
-                tokens, row_groups, stages, stage_bricks, split, cluster=cluster, column_groups=column_groups
+                tokens,
+                row_groups,
+                stages,
+                stage_bricks,
+                split,
+                cluster=cluster,
+                column_groups=column_groups,
+                pair=pair,
             )
         except ValueError:
             continue
@@ -205,8 +238,9 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
 
     Wide tiles (128 rows) read x half as often, narrow ones (64 rows, two column groups) need fewer CTAs per
     tile and so less exchange: up to 64 tokens x is small and narrow tiles win, above that wide ones, unless K
-    is short or the rows are few. Where there are more tiles than SMs, the work is dealt evenly. Column groups
-    take bricks in pairs: where K has an odd number of them, one group takes all.
+    is short or the rows are few. Where there are more tiles than SMs, the work is dealt evenly to pairs of
+    CTAs, or tiles of 256 rows fill the SMs once. Column groups take bricks in pairs: where K has an odd
+    number of them, one group takes all.
 
     Parameters
     ----------
@@ -217,19 +251,24 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
     """
     tile = next((count for count in _TILE_TOKENS if tokens <= count), MAX_TOKENS)
     tokens_tiles = -(-tokens // tile)
-    wide, narrow = (-(-n // rows) * tokens_tiles for rows in (2 * TILE, TILE))
+    widest, wide, narrow = (-(-n // (groups * TILE)) * tokens_tiles for groups in (4, 2, 1))
     bricks, processors = -(-k // TILE), info.multiprocessors
     if wide > processors or (tile <= 64 and narrow > processors):
-        config = _deepest(tile, 2, 1 if tile == MAX_TOKENS else 2, 0)
+        if tile in (64, 128) and _LEAST_FILL * processors <= widest <= processors:
+            config = _deepest(tile, 4, 128 // tile, 1)
+        else:
+            config = _deepest(tile, 2, 1 if tile == MAX_TOKENS else 2, 0, pair=True)
     else:
         split = processors // wide
         crowded = split > _MANY_CTAS or (bricks <= _SHORT_BRICKS and narrow <= processors)
         if tile == MAX_TOKENS and not crowded:
-            config = _split(tile, 2, 1, split, bricks, cluster=split == 2)
+            config = _split(tile, 2, 1, split, bricks, cluster=split % 2 == 0)
+        elif tile == MAX_TOKENS and narrow <= processors < 2 * narrow:
+            config = _deepest(tile, 1, 1, 1)
         elif tile == MAX_TOKENS:
             config = _split(tile // 2, 2, 2, processors // (2 * wide), bricks)
         elif tile > 64 and not crowded:
-            config = _split(tile, 2, 2, split, bricks, cluster=split == 2)
+            config = _split(tile, 2, 2, split, bricks, cluster=split % 2 == 0)
         else:
             split = processors // narrow
             near = tile <= 64 and split in (2, 3)
@@ -264,19 +303,25 @@ def _split(
 def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig]:
     """Return the instances worth timing for a product, the rule's first; none outside 8 … 256 tokens.
 
-    A tile of 16 tokens is too small to be summed by more than two CTAs, so 32 are tried there too.
+    A tile of 16 tokens is too small to be summed by more than two CTAs, so 32 are tried there too. Structures
+    that were never the fastest are left out: 256 rows with K split, pairs without work dealt evenly.
     """
     if not MIN_TOKENS <= tokens <= MAX_TOKENS:
         return []
     found = [default_config(n, k, tokens, info)]
     tile = next(count for count in _TILE_TOKENS if tokens <= count)
     tiles_of_tokens = {MAX_TOKENS: (MAX_TOKENS, 128), 16: (16, 32)}.get(tile, (tile,))
-    for count, (rows, columns), bricks, split, cluster in itertools.product(
-        tiles_of_tokens, ((1, 1), (1, 2), (2, 1)), (1, 2), range(MAX_SPLIT + 1), (False, True)
+    for count, (rows, columns), bricks, split, cluster, pair in itertools.product(
+        tiles_of_tokens,
+        ((1, 1), (1, 2), (2, 1), (4, 1)),
+        (1, 2),
+        range(MAX_SPLIT + 1),
+        (False, True),
+        (False, True),
     ):
-        if cluster and split not in (2, 3):
+        if (rows == 4 and split > 1) or (pair and (split != 0 or rows != 2)):
             continue
-        config = _deepest(count, rows, bricks, split, cluster=cluster, column_groups=columns)
+        config = _deepest(count, rows, bricks, split, cluster=cluster, column_groups=columns, pair=pair)
         odd = -(-k // TILE) % 2  # a brick without a partner
         if config is None or config in found or split > config.units(k) or (odd and columns == 2):
             continue
@@ -334,8 +379,6 @@ class Gemm:
         CUDA device of compute capability 9.0.
     multiprocessors : int
         SMs of that device.
-    pdl : bool
-        Start while the kernel before drains: weights are fetched at once, tokens after it has finished.
     extra : int
         Further macros, for experiments.
     """
@@ -347,15 +390,15 @@ class Gemm:
         tokens: int,
         device: object,
         multiprocessors: int,
-        *,
-        pdl: bool = False,
         **extra: int,
     ) -> None:
         self.config, self.bricks, self.tokens = config, bricks, tokens
         grid = config.grid(bricks.rows, bricks.cols, tokens, multiprocessors)
-        kernel = load(SOURCE, config.defines(WC_PDL=int(pdl), **extra), device)
-        cluster = config.split if config.cluster else 1
-        self._frame: Frame = kernel.frame(_LAYOUT, grid, config.threads, config.shared_bytes, cluster, pdl)
+        kernel = load(SOURCE, config.defines(**extra), device)
+        self._frame: Frame = kernel.frame(
+            _LAYOUT, grid, config.threads, config.shared_bytes, config.cluster_ctas
+        )
+        self._box = config.tokens // (1 + config.pair)
         self._token_tiles = -(-tokens // config.tokens)
         self._k_bricks = -(-bricks.cols // TILE)
 
@@ -387,7 +430,7 @@ class Gemm:
             With ``WC_TIMELINE``: 8 × 8 bytes per CTA.
         """
         b = self.bricks
-        tensor_map = token_map(x, self.tokens, b.cols, x_stride, self.config.tokens)
+        tensor_map = token_map(x, self.tokens, b.cols, x_stride, self._box)
         self._frame(
             stream,
             tensor_map,
