@@ -169,7 +169,8 @@ def _shared(
 INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     1: (
         (2112, _shared(1, 16, 1, 1, 4, 2)),
-        (4224, _shared(1, 16, 1, 2, 2, 1, eager=True)),
+        (3072, _shared(1, 16, 1, 2, 2, 1, eager=True)),
+        (4224, _shared(1, 16, 1, 2, 2, 1)),
         (8448, _shared(1, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
     ),
@@ -181,7 +182,8 @@ INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     ),
     16: (
         (2112, _shared(16, 16, 1, 1, 3, 1)),
-        (4224, _shared(16, 16, 1, 2, 2, 1, eager=True)),
+        (3072, _shared(16, 16, 1, 2, 2, 1, eager=True)),
+        (4224, _shared(16, 12, 1, 2, 2, 1, eager=True)),
         (8448, _shared(16, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(16, 3, 1, 2, 1, 7)),
     ),
@@ -198,7 +200,6 @@ INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
 NEAR: dict[int, tuple[GemvConfig, ...]] = {
     1: (
         _shared(1, 12, 1, 2, 3, 1),
-        _shared(1, 16, 1, 2, 2, 1),
         _shared(1, 12, 1, 2, 2, 1, eager=True),
     ),
     8: (
@@ -210,7 +211,6 @@ NEAR: dict[int, tuple[GemvConfig, ...]] = {
     ),
     16: (
         _shared(16, 16, 1, 2, 2, 1),
-        _shared(16, 12, 1, 2, 2, 1, eager=True),
         _shared(16, 8, 1, 2, 2, 2),
         _registers(16, 8, 1, 2, 1, 2),
         _shared(16, 2, 4, 2, 2, 3),
