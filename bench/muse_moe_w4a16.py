@@ -9,6 +9,7 @@ unfused baseline.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -116,9 +117,15 @@ def touched(data: Inputs) -> np.ndarray[Any, Any]:
     return np.bincount(ids[(ids >= 0) & (ids < LOCAL)], minlength=LOCAL)
 
 
+@functools.cache
+def e2m1_values(device: torch.device) -> torch.Tensor:
+    """Value of every nibble; made once per device, because a graph cannot capture a copy from the host."""
+    return torch.tensor([*E2M1, *(-v for v in E2M1)], device=device)
+
+
 def dequantise(packed: torch.Tensor, scale: torch.Tensor, overall: torch.Tensor) -> torch.Tensor:
     """FP32 weights [N, K] of bytes [N, K/2] and scale bytes [N, K/16]; `overall` scalar or one per row."""
-    table = torch.tensor([*E2M1, *(-v for v in E2M1)], device=packed.device)
+    table = e2m1_values(packed.device)
     codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).int()
     values = table[codes].reshape(packed.shape[0], -1, 16)
     return (values * scale.view(torch.float8_e4m3fn).float()[..., None]).flatten(1) * overall
