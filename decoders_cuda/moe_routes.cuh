@@ -1,13 +1,13 @@
 // Which local expert each route goes to, and which part of the experts' rows each CTA computes.
 //
 // Every CTA sorts all routes by itself, in shared memory: that is quicker than a launch, and the next kernel can start
-// on its weights before its predecessor has ended. Lists are in no fixed order, which is safe because a token's
-// result depends neither on its place in a list nor on its neighbours.
+// on its weights before its predecessor has ended. Lists are in one fixed order: CTAs that compute different passes of
+// an expert must agree on which tokens each pass has.
 //
-// Work is cut by memory traffic. An expert with at most `kFew` tokens costs the same per 64 rows whatever their number,
-// so those experts' row tiles, laid end to end, are dealt as one even range per CTA. Experts with more tokens are cut
-// into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the even ranges make up for what those
-// cost.
+// Work is cut by memory traffic. An expert with at most `kFew` tokens costs the same per row whatever their number, so
+// those experts' rows, laid end to end, are dealt in quarters of row tiles as one even range per CTA. Experts with more
+// tokens are cut into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the even ranges make up
+// for what those cost.
 #pragma once
 
 #include "moe_local.cuh"
@@ -15,21 +15,23 @@
 namespace wc {
 namespace moe {
 
+// Whether there may be passes of experts with many tokens. If not, an expert is cut into parts of at most kFew.
+constexpr bool kMany = MANY != 0;
+
 // An expert's tokens from `from` on, at most `kWide` of them.
 struct Pass {
     u16 expert, count;
     u32 from;  // place in the list
 };
 
-template <u32 kExperts, u32 kRoutes, u32 kWide>
+template <u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
 struct Routes {
     u32 rows[kWide];  // of the tokens being multiplied
-    Pass passes[kExperts + kRoutes / kWide];
-    u32 count[kExperts];
-    u32 start[kExperts + 1];
+    Pass few[kExperts + (kMany ? 0 : kRoutes / kFew)];
+    Pass passes[kMany ? kExperts + kRoutes / kWide : 1];
+    u32 start[kExperts];
     u32 few_total, pass_total, share_total, share_before, share_own;
-    u32 begin, end;  // this CTA's row tiles of the experts with few tokens, laid end to end
-    u16 few[kExperts];
+    u32 begin, end;  // this CTA's quarters of row tiles of the experts with few tokens, laid end to end
     u16 list[kRoutes];
 };
 
@@ -43,12 +45,16 @@ WC_DEVICE u32 sum_to(u32 v) {
     return v;
 }
 
-// Fills `r` from the ids of all routes. Every thread of the CTA calls it; ends with a barrier.
-template <u32 kExperts, u32 kRoutes, u32 kWide, u32 kThreads, u32 kFew>
-WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kWide>& r, const RouteId* ids, u32 routes, const int* table, u32 first,
-                           u32 all_experts) {
-    constexpr u32 kPerThread = ceil_div(kRoutes, kThreads);
-    const u32 tid = threadIdx.x;
+// Fills `r` from the ids of all routes. Every thread of the CTA calls it. `r.list` is complete after the next barrier,
+// all else at once. `seen` is scratch: per warp and expert, the warp's routes so far, then those of the warps before.
+template <u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
+WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen, const RouteId* ids, u32 routes,
+                           const int* table, u32 first, u32 all_experts) {
+    constexpr u32 kPerThread = ceil_div(kRoutes, kThreads), kWarps = kThreads / 32, kPassBits = 12;
+    constexpr u32 kCut = kMany ? kWide : kFew;
+    static_assert(kRoutes <= 65536 && kExperts + kRoutes / kCut < 1u << kPassBits, "routes and passes share a word");
+    const u32 tid = threadIdx.x, lane = tid % 32;
+    u16* const mine = seen + tid / 32 * kExperts;
     int expert[kPerThread];
     u32 rank[kPerThread];
     RouteId id[kPerThread];
@@ -57,68 +63,95 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kWide>& r, const RouteId* i
         const u32 route = tid + i * kThreads;
         id[i] = route < routes ? ids[route] : -1;
     }
-    for (u32 e = tid; e < kExperts; e += kThreads) r.count[e] = 0;
-    __syncthreads();
+    for (u32 e = lane; e < kExperts; e += 32) mine[e] = 0;
+    __syncwarp();
     WC_UNROLL
     for (u32 i = 0; i < kPerThread; ++i) {
-        expert[i] = tid + i * kThreads < routes ? local_expert(id[i], table, first, kExperts, all_experts) : -1;
-        if (expert[i] >= 0) rank[i] = atomicAdd(&r.count[expert[i]], 1u);
+        expert[i] = -1;
+        if (tid - lane + i * kThreads >= routes) continue;
+        if (tid + i * kThreads < routes) expert[i] = local_expert(id[i], table, first, kExperts, all_experts);
+        const u32 same = __match_any_sync(~0u, expert[i]), below = same & ((1u << lane) - 1);
+        if (expert[i] >= 0) rank[i] = mine[expert[i]] + __popc(below);
+        __syncwarp();
+        if (expert[i] >= 0 && below == 0) mine[expert[i]] = static_cast<u16>(rank[i] + __popc(same));
+        __syncwarp();
     }
     __syncthreads();
     if (tid < 32) {
-        u32 start = 0, few = 0, passes = 0;
+        u32 before = 0, few = 0;  // routes in the low bits, passes in the high ones
         for (u32 base = 0; base < kExperts; base += 32) {
-            const u32 e = base + tid, n = e < kExperts ? r.count[e] : 0, mine = n > kFew ? ceil_div(n, kWide) : 0;
-            const u32 end = start + sum_to(n), end_passes = passes + sum_to(mine);
-            if (e < kExperts) r.start[e] = end - n;
-            const u32 is_few = __ballot_sync(~0u, n > 0 && n <= kFew);
-            if (n > 0 && n <= kFew) r.few[few + __popc(is_few & ((1u << tid) - 1))] = static_cast<u16>(e);
-            for (u32 i = 0; i < mine; ++i) {
-                const u32 from = n * i / mine, count = n * (i + 1) / mine - from;
-                r.passes[end_passes - mine + i] = {static_cast<u16>(e), static_cast<u16>(count), end - n + from};
+            const u32 e = base + tid;
+            u32 n = 0;
+            if (e < kExperts) {
+                u32 counts[kWarps];
+                WC_UNROLL
+                for (u32 w = 0; w < kWarps; ++w) counts[w] = seen[w * kExperts + e];
+                WC_UNROLL
+                for (u32 w = 0; w < kWarps; ++w) {
+                    seen[w * kExperts + e] = static_cast<u16>(n);
+                    n += counts[w];
+                }
             }
-            start = __shfl_sync(~0u, end, 31);
-            passes = __shfl_sync(~0u, end_passes, 31);
-            few += __popc(is_few);
+            const u32 cuts = kMany && n <= kFew ? 0 : ceil_div(n, kCut), own = n | cuts << (32 - kPassBits);
+            const u32 sum = before + sum_to(own), start = (sum - own) << kPassBits >> kPassBits;
+            if (e < kExperts) r.start[e] = start;
+            Pass* const to = (kMany ? r.passes : r.few) + (sum - own >> (32 - kPassBits));
+            for (u32 i = 0; i < cuts; ++i) {
+                const u32 left = n - i * kCut;
+                to[i] = {static_cast<u16>(e), static_cast<u16>(left < kCut ? left : kCut), start + i * kCut};
+            }
+            if constexpr (kMany) {
+                const u32 is_few = __ballot_sync(~0u, n > 0 && n <= kFew);
+                const u32 at = few + __popc(is_few & ((1u << tid) - 1));
+                if (n > 0 && n <= kFew) r.few[at] = {static_cast<u16>(e), static_cast<u16>(n), start};
+                few += __popc(is_few);
+            }
+            before = __shfl_sync(~0u, sum, 31);
         }
         if (tid == 0) {
-            r.few_total = few;
-            r.pass_total = passes;
-            r.share_total = r.share_before = 0;
+            r.few_total = kMany ? few : before >> (32 - kPassBits);
+            r.pass_total = kMany ? before >> (32 - kPassBits) : 0;
         }
     }
     __syncthreads();
     WC_UNROLL
     for (u32 i = 0; i < kPerThread; ++i) {
-        if (expert[i] >= 0) r.list[r.start[expert[i]] + rank[i]] = static_cast<u16>(tid + i * kThreads);
+        if (expert[i] < 0) continue;
+        r.list[r.start[expert[i]] + mine[expert[i]] + rank[i]] = static_cast<u16>(tid + i * kThreads);
     }
+}
+
+// Cost of a group with n tokens, where one row tile of few tokens costs 8: measured. Products are 32, 64 or 128 wide.
+WC_DEVICE u32 group_cost(u32 n) { return n <= 32 ? GROUP_COST_32 : n <= 64 ? GROUP_COST_64 : GROUP_COST_128; }
+
+// Fills `begin` and `end` for a product with kUnits row tiles per expert. Every thread of the CTA calls it; begins and
+// ends with a barrier.
+template <u32 kUnits, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
+WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r) {
+    constexpr u32 kGroups = ceil_div(kUnits, 4);
+    static_assert((kExperts + kRoutes / kFew) * kUnits <= 1u << 20, "products of quarters and CTAs fit 32 bits");
+    const u32 quarters = r.few_total * kUnits * 4, ctas = gridDim.x, cta = blockIdx.x;
+    if (kMany && threadIdx.x == 0) r.share_total = r.share_before = 0;
     __syncthreads();
-}
-
-// Cost of a group with n tokens, where one row tile of few tokens costs 8: measured, the products are 32, 64 or 128 wide.
-WC_DEVICE u32 group_cost(u32 n) {
-    const u32 width = n <= 32 ? 32 : n <= 64 ? 64 : 128;
-    return GROUP_COST + width * GROUP_COST_PER_TOKEN / 16;
-}
-
-// Fills `begin` and `end`. Every thread of the CTA calls it; ends with a barrier.
-template <u32 kExperts, u32 kRoutes, u32 kWide, u32 kUnits, u32 kGroups>
-WC_DEVICE void deal(Routes<kExperts, kRoutes, kWide>& r) {
-    const u32 units = r.few_total * kUnits, ctas = gridDim.x, cta = blockIdx.x;
-    if (r.pass_total == 0) {
-        r.begin = static_cast<u64>(units) * cta / ctas;
-        r.end = static_cast<u64>(units) * (cta + 1) / ctas;
+    if (!kMany || r.pass_total == 0) {
+        if (threadIdx.x == 0) {
+            r.begin = quarters * cta / ctas;
+            r.end = quarters * (cta + 1) / ctas;
+        }
         __syncthreads();
         return;
     }
     // Thread c works out what CTA c spends on groups, and what is left of an even share.
     if (threadIdx.x < ctas) {
-        u32 total = units * 8, mine = 0;
+        const u32 whole = kGroups / ctas, rest = kGroups % ctas;
+        u32 total = quarters * 2, mine = 0, first = 0;  // first: CTA of the pass's first group
         for (u32 i = 0; i < r.pass_total; ++i) {
-            const u32 cost = group_cost(r.passes[i].count), lo = i * kGroups, hi = lo + kGroups;
-            const u32 dealt = (hi + ctas - 1 - threadIdx.x) / ctas - (lo + ctas - 1 - threadIdx.x) / ctas;
+            const u32 cost = group_cost(r.passes[i].count);
+            const u32 place = threadIdx.x < first ? threadIdx.x + ctas - first : threadIdx.x - first;
             total += cost * kGroups;
-            mine += cost * dealt;
+            mine += cost * (whole + (place < rest));
+            first += rest;
+            if (first >= ctas) first -= ctas;
         }
         const u32 even = total / ctas + 1, share = even > mine ? even - mine : 0;
         atomicAdd(&r.share_total, share);
@@ -128,8 +161,8 @@ WC_DEVICE void deal(Routes<kExperts, kRoutes, kWide>& r) {
     __syncthreads();
     if (threadIdx.x == 0) {
         const u64 all = r.share_total, before = r.share_before;
-        r.begin = units * before / all;
-        r.end = units * (before + r.share_own) / all;
+        r.begin = static_cast<u32>(quarters * before / all);
+        r.end = static_cast<u32>(quarters * (before + r.share_own) / all);
     }
     __syncthreads();
 }

@@ -27,13 +27,7 @@ struct Wgmma<24> {
     }
 };
 
-// ldmatrix and mma.sync without a memory clobber: the compiler may move them among ordinary accesses.
-WC_DEVICE void tokens_x4(u32* d, u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(address));
-}
-
+// mma.sync without a memory clobber: the compiler may move it among ordinary accesses.
 WC_DEVICE void mma_sync(float* d, const u32* a, u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -63,9 +57,28 @@ WC_DEVICE u32 load_pair_once(const void* p) {
     return v;
 }
 
-// 4 bytes to shared memory, asynchronously.
-WC_DEVICE void copy_async_word(u32 smem, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
+// Strong loads, which ptxas leaves in program order. It moves weak ones whose values only the next turn of a loop needs
+// to the turn's end, where their latency shows.
+WC_DEVICE u32x4 load_in_order(const void* p) {
+    u32x4 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+WC_DEVICE u32 load_pair_in_order(const void* p) {
+    u16 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+
+WC_DEVICE u32x4 load_smem_in_order(u32 address) {
+    u32x4 v;
+    asm volatile("ld.relaxed.cta.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
 }
 
 // Orders this thread's copies to shared memory before the tensor cores' reads of it.

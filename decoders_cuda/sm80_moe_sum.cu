@@ -43,6 +43,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     y += static_cast<u64>(token) * kTopK * kColumns;
 #if __CUDA_ARCH__ >= 900
+    // While the product is still running: the norms come from memory, y from L2.
+    WC_UNROLL
+    for (u32 k = 0; k < kTopK; ++k) {
+        for (u32 i = tid * 64; expert[k] >= 0 && i < kColumns; i += kThreads * 64) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(norms + static_cast<u64>(expert[k]) * kColumns + i));
+        }
+    }
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     WC_UNROLL

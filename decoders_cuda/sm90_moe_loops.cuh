@@ -27,8 +27,9 @@ WC_DEVICE void multiply(float (&acc)[kTokens / 2], u32 (&a)[2][8], const Slot& s
     }
 }
 
-// The same with mma.sync, for so few tokens that reading them once per warp costs less than wgmma's fences.
-// Even and odd steps have accumulators of their own: a shorter chain.
+// The same with mma.sync, for so few tokens that reading them once per warp costs less than wgmma's fences. A lane's
+// columns 16t … 16t + 15 are 32 consecutive bytes of a token in natural order. Even and odd steps have accumulators of
+// their own: a shorter chain.
 template <u32 kTokens>
 WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32 tokens) {
     u32 b[kTokens / 8][8];
@@ -36,7 +37,11 @@ WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32
     for (u32 n = 0; n < kTokens / 8; ++n) {
         WC_UNROLL
         for (u32 h = 0; h < 2; ++h) {
-            tokens_x4(&b[n][4 * h], (tokens + n * 1024) ^ (h << 6));
+            const u32x4 v = load_smem_in_order((tokens + n * 1024) ^ (h << 4));
+            b[n][4 * h] = v.x;
+            b[n][4 * h + 1] = v.y;
+            b[n][4 * h + 2] = v.z;
+            b[n][4 * h + 3] = v.w;
         }
     }
     const nvfp4::Scales scales = nvfp4::expand_scales(slot.scales);
@@ -52,28 +57,44 @@ WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32
     }
 }
 
-// Row tiles [begin, end) of an expert with at most kTokens tokens. All its tokens stay in shared memory; the four
-// warpgroups share out the chunks of each row tile and add their sums at its end.
+// What is next of this CTA's share of the experts with few tokens: quarters [begin, end) of one expert's row tiles.
+struct Part {
+    Pass pass;
+    u32 begin, end;
+};
+WC_DEVICE Part next_part() {
+    constexpr u32 kQuarters = 4 * kUnits;
+    const u32 begin = route_table().begin, left = route_table().end - begin, from = begin % kQuarters;
+    return {route_table().few[begin / kQuarters], from, from + left < kQuarters ? from + left : kQuarters};
+}
+
+// The next part, of at most kTokens tokens. They stay in shared memory; the four warpgroups share out the chunks of
+// each row tile and add their sums at its end. What is only needed between tiles is read anew: registers are short.
 template <u32 kTokens>
-WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool first) {
+WC_DEVICE void few_tokens(const Context& c) {
     // Turns of the ring per row tile; slots past the last chunk are zeros that nobody loads.
     constexpr u32 kTurnChunks = kGroupsOfWarps * kRing, kTurns = ceil_div(kChunks, kTurnChunks);
     constexpr bool kEven = kChunks == kTurns * kTurnChunks;
     constexpr bool kTwoSets = kTokens * 2 <= kSumTokens;
-    constexpr bool kSync = kTokens <= SYNC_TOKENS;
+    constexpr bool kByWarp = kTokens <= kSync;  // mma.sync: a warp skips the quarters that are other CTAs'
     constexpr u32 kStride = kGroupsOfWarps * nvfp4::kBrickBytes, kTokenChunk = kTokens * 128;
     const u32 thread = thread_index(), warp = thread / 32 % 4, lane = thread % 32;
     const u32 group = __shfl_sync(~0u, thread / 128, 0);
-    const u32 place = route_table().start[expert], n = route_table().count[expert];
-
-    const u8* brick = c.weights + (static_cast<u64>(expert * kUnits + begin) * kChunks + group) * nvfp4::kBrickBytes;
+    const Part part = next_part();
+    const auto has = [](Part p, u32 unit) {  // whether this warp has rows of a row tile to multiply
+        const u32 quarter = unit * 4 + thread_index() / 32 % 4;
+        return kByWarp ? quarter >= p.begin && quarter < p.end : unit * 4 < p.end;
+    };
+    const u32 own = part.begin / 4 + (kByWarp && warp < part.begin % 4);
+    const u64 bricks = static_cast<u64>(part.pass.expert * kUnits + own) * kChunks + group;
+    const u8* brick = c.weights + bricks * nvfp4::kBrickBytes;
     const u8* nibbles = brick + warp * nvfp4::kQuarterNibbleBytes + lane * 16;
     const u8* scales = brick + nvfp4::kScaleOffset + warp * nvfp4::kQuarterScaleBytes + lane * 2;
-    u32 next = group, left = (end - begin) * kTurns;
+    u32 next = group;
     const auto fetch = [&](Slot& slot, u32 u) {
         if (kEven || next + u * kGroupsOfWarps < kChunks) {
-            slot.nibbles = load_once(nibbles + u * kStride);
-            slot.scales = load_pair_once(scales + u * kStride);
+            slot.nibbles = kByWarp ? load_in_order(nibbles + u * kStride) : load_once(nibbles + u * kStride);
+            slot.scales = kByWarp ? load_pair_in_order(scales + u * kStride) : load_pair_once(scales + u * kStride);
         } else {
             slot = {};
         }
@@ -89,44 +110,49 @@ WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool
         }
     };
     Slot ring[kRing];
-    WC_UNROLL
-    for (u32 u = 0; u < kRing; ++u) fetch(ring[u], u);
+    if (has(part, own)) {
+        WC_UNROLL
+        for (u32 u = 0; u < kRing; ++u) fetch(ring[u], u);
+    }
 
     __syncthreads();  // the expert before has been multiplied and summed
-    find_rows(place, n);
+    find_rows(part.pass.from, part.pass.count);
     __syncthreads();
-    if (first) grid_dependency_wait();
-    copy_tokens<kTokens, kChunks>(c, smem_address(shared), n, 0);
+    if (!kGated || !kByWarp) grid_dependency_wait();
+    copy_tokens<kTokens, kChunks>(kByWarp ? c.natural : c.ordered, smem_address(shared), part.pass.count, 0);
     copy_commit();
     copy_wait<0>();
-    fence_for_wgmma();
+    if (!kByWarp) fence_for_wgmma();
     __syncthreads();
 
     const u32 low = descriptor_low(smem_address(shared));
-    const u32 row = smem_address(shared) + (lane % 8) * 128 + ((lane / 8 ^ lane % 8) << 4);
+    const u32 row = smem_address(shared) + lane / 4 * 128 + ((lane % 4 * 2 ^ lane / 4) << 4);
     WC_NO_UNROLL
-    for (u32 unit = begin; unit < end; ++unit) {
-        float acc[kSync ? 2 : 1][kTokens / 2] = {};
+    for (u32 unit = part.begin / 4; unit * 4 < next_part().end; ++unit) {
+        float acc[kByWarp ? 2 : 1][kTokens / 2] = {};
         u32 a[2][8];
-        WC_NO_UNROLL
-        for (u32 turn = 0; turn < kTurns; ++turn) {
-            const bool more = --left > 0;
-            advance();
-            WC_UNROLL
-            for (u32 u = 0; u < kRing; ++u) {
-                u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + group;
-                if (!kEven && chunk >= kChunks) chunk = 0;  // zero weights need tokens that are no leftovers: NaN
-                if constexpr (kSync) {
-                    multiply_sync<kTokens>(acc, ring[u], row + chunk * kTokenChunk);
-                    if (more) fetch(ring[u], u);
-                } else {
-                    multiply<kTokens>(acc[0], a, ring[u], low + chunk * (kTokenChunk >> 4), [&] {
+        const bool follows = has(next_part(), unit + 1);
+        if (!kByWarp || has(next_part(), unit)) {
+            WC_NO_UNROLL
+            for (u32 turn = 0; turn < kTurns; ++turn) {
+                const bool more = turn + 1 < kTurns || follows;
+                advance();
+                WC_UNROLL
+                for (u32 u = 0; u < kRing; ++u) {
+                    u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + group;
+                    if (!kEven && chunk >= kChunks) chunk = 0;  // zero weights need tokens that are no leftovers: NaN
+                    if constexpr (kByWarp) {
+                        multiply_sync<kTokens>(acc, ring[u], row + chunk * kTokenChunk);
                         if (more) fetch(ring[u], u);
-                    });
+                    } else {
+                        multiply<kTokens>(acc[0], a, ring[u], low + chunk * (kTokenChunk >> 4), [&] {
+                            if (more) fetch(ring[u], u);
+                        });
+                    }
                 }
             }
         }
-        if constexpr (kSync) {
+        if constexpr (kByWarp) {
             WC_UNROLL
             for (u32 i = 0; i < kTokens / 2; ++i) acc[0][i] += acc[1][i];
         } else {
@@ -137,23 +163,27 @@ WC_DEVICE void few_tokens(const Context& c, u32 expert, u32 begin, u32 end, bool
         if (!kTwoSets) __syncthreads();  // the sums of the tile before have been read
         spill_sums<0, kTokens / 8>(sums + group * kSlab, acc[0]);
         __syncthreads();
-        store_tile<kGroupsOfWarps, kSlab, kThreads>(c, sums, expert, unit, place, n, thread_index());
+        const Part now = next_part();
+        store_tile<kGroupsOfWarps, kSlab, kThreads, kByWarp>(
+            c, sums, now.pass.expert, unit, unit * 4 < now.begin ? now.begin % 4 : 0,
+            unit * 4 + 4 > now.end ? now.end % 4 : 4, now.pass.from, now.pass.count, thread_index());
     }
 }
 
-// Four row tiles, one per warpgroup, for a pass of at most kTokens of an expert's many tokens. Tokens pass through shared
-// memory, kStageChunks chunks at a time.
+// Group `index`, counted through all passes: four row tiles, one per warpgroup, times at most kTokens of an expert's
+// many tokens. Tokens pass through shared memory, kStageChunks chunks at a time.
 template <u32 kTokens>
-WC_DEVICE void many_tokens(const Context& c, Pass pass, u32 tiles, bool first) {
+WC_DEVICE void many_tokens(const Context& c, u32 index) {
     constexpr u32 kTokenChunk = kTokens * 128, kStageChunks = kTokens <= 64 ? 4 : 2, kAhead = kStages - 2;
     constexpr u32 kTotal = ceil_div(kChunks, kStageChunks);
     constexpr bool kEven = kChunks % kStageChunks == 0;
-    const u32 expert = pass.expert, n = pass.count;
+    const Pass pass = route_table().passes[index / kGroups];
+    const u32 n = pass.count;
     static_assert(kStageChunks * kTokenChunk <= kStageBytes, "a stage holds its tokens");
     const u32 thread = thread_index(), group = thread / 128, warp = thread / 32 % 4, lane = thread % 32;
-    const u32 unit = tiles * kGroupsOfWarps + group;
+    const u32 unit = index % kGroups * kGroupsOfWarps + group;
     const bool active = kUnits % kGroupsOfWarps == 0 || unit < kUnits;
-    const u8* brick = c.weights + static_cast<u64>(expert * kUnits + unit) * kChunks * nvfp4::kBrickBytes;
+    const u8* brick = c.weights + static_cast<u64>(pass.expert * kUnits + unit) * kChunks * nvfp4::kBrickBytes;
     const u8* nibbles = brick + warp * nvfp4::kQuarterNibbleBytes + lane * 16;
     const u8* scales = brick + nvfp4::kScaleOffset + warp * nvfp4::kQuarterScaleBytes + lane * 2;
     u32 next = 0;  // first chunk at the pointers
@@ -170,13 +200,13 @@ WC_DEVICE void many_tokens(const Context& c, Pass pass, u32 tiles, bool first) {
     for (u32 u = 0; u < kStageChunks; ++u) fetch(ring[u], u);
 
     __syncthreads();
-    find_rows(pass.from, n);
+    find_rows(pass.from, pass.count);
     __syncthreads();
-    if (first) grid_dependency_wait();
+    grid_dependency_wait();
     WC_NO_UNROLL
     for (u32 s = 0; s < kAhead; ++s) {
         if (s < kTotal) {
-            copy_tokens<kTokens, kStageChunks>(c, smem_address(shared) + s * kStageBytes, n, s * kStageChunks);
+            copy_tokens<kTokens, kStageChunks>(c.ordered, smem_address(shared) + s * kStageBytes, n, s * kStageChunks);
         }
         copy_commit();
     }
@@ -192,7 +222,7 @@ WC_DEVICE void many_tokens(const Context& c, Pass pass, u32 tiles, bool first) {
         // The stage refilled here was last read two turns ago, and those products have ended everywhere.
         const u32 ahead = stage + kAhead < kStages ? stage + kAhead : stage + kAhead - kStages;
         if (s + kAhead < kTotal) {
-            copy_tokens<kTokens, kStageChunks>(c, smem_address(shared) + ahead * kStageBytes, n,
+            copy_tokens<kTokens, kStageChunks>(c.ordered, smem_address(shared) + ahead * kStageBytes, n,
                                                (s + kAhead) * kStageChunks);
         }
         copy_commit();
@@ -212,7 +242,9 @@ WC_DEVICE void many_tokens(const Context& c, Pass pass, u32 tiles, bool first) {
         stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     wgmma_wait<0>();
-    store_blocks<0>(c, acc, expert, active ? unit : kUnits, pass.from, n);
+    const Pass done = route_table().passes[index / kGroups];
+    const u32 row_tile = index % kGroups * kGroupsOfWarps + thread_index() / 128;
+    store_blocks<0>(c, acc, done.expert, row_tile, done.from, done.count);
 }
 
 }  // namespace moe

@@ -12,12 +12,15 @@ constexpr u32 kChunks = K_COLUMNS / nvfp4::kTileCols;             // 64 columns 
 constexpr u32 kUnits = N_ROWS / nvfp4::kTileRows;                 // row tiles per expert
 constexpr u32 kGroups = ceil_div(kUnits, kGroupsOfWarps);         // groups of four row tiles per expert
 constexpr u32 kFew = FEW_TOKENS, kExperts = EXPERTS, kTopK = TOP_K, kRoutes = ROUTES;
-constexpr bool kGated = GATED != 0, kNatural = NATURAL != 0;
+constexpr bool kGated = GATED != 0;
 constexpr u32 kOutColumns = kGated ? N_ROWS / 2 : N_ROWS;
 constexpr u32 kPairs = kGated ? 16 : 32;                          // pairs of output columns per row tile
 constexpr u32 kRing = RING;
 static_assert(K_COLUMNS % 64 == 0 && N_ROWS % 64 == 0, "whole bricks");
 static_assert(kFew % 8 == 0 && kFew <= 24, "tokens that stay in shared memory");
+// Up to so many tokens are multiplied by mma.sync, which reads tokens in natural column order; wgmma needs the order of
+// the bricks' columns.
+constexpr u32 kSync = SYNC_TOKENS < kFew ? SYNC_TOKENS : kFew;
 
 // Shared memory: tokens, then partial sums, then the routes.
 constexpr u32 kWide = WIDE_TOKENS, kStages = STAGES, kStageBytes = 32768;
@@ -25,12 +28,12 @@ constexpr u32 kResidentBytes = kFew * K_COLUMNS * 2, kStreamBytes = kStages * kS
 constexpr u32 kTokenBytes = kResidentBytes > kStreamBytes ? kResidentBytes : kStreamBytes;
 constexpr u32 kSumPitch = 68, kSumTokens = 24;                    // floats per token: 64 rows, 4 against bank conflicts
 constexpr u32 kSlabBytes = kSumTokens * kSumPitch * 4;
-using RouteTable = Routes<kExperts, kRoutes, kWide>;
+using RouteTable = Routes<kExperts, kRoutes, kFew, kWide>;
 
 struct Context {
     const u8* weights;
     const float* factors;  // per expert: gate's and up's, or one; times nvfp4::kDecodedFactor
-    const u16* x;
+    const u16 *natural, *ordered;  // tokens, columns in natural order and in that of the bricks
     u16* out;
 };
 
@@ -56,31 +59,27 @@ WC_DEVICE void find_rows(u32 place, u32 n) {
     }
 }
 
-// `kCount` chunks of `n` tokens, chunk by chunk, under the 128-byte swizzle of wgmma. The columns of x are in natural
-// order, and put into the order of the bricks' columns word by word, or in that order already.
+// `kCount` chunks of `n` tokens of x, chunk by chunk, under the 128-byte swizzle of wgmma.
 template <u32 kTokens, u32 kCount>
-WC_DEVICE void copy_tokens(const Context& c, u32 at, u32 n, u32 chunk) {
-    constexpr u32 kPieces = kNatural ? 32 : 8, kPerToken = kCount * kPieces;
+WC_DEVICE void copy_tokens(const u16* x, u32 at, u32 n, u32 chunk) {
+    constexpr u32 kPerToken = kCount * 8;
     for (u32 i = thread_index(); i < n * kPerToken; i += kThreads) {
-        const u32 token = i / kPerToken, piece = i % kPerToken, q = piece % kPieces;
-        if (kChunks % kCount != 0 && chunk + piece / kPieces >= kChunks) continue;
-        const u8* from = reinterpret_cast<const u8*>(c.x) + route_table().rows[token] + chunk * 128;
-        const u32 to = at + (piece / kPieces) * (kTokens * 128) + token * 128;
-        if (kNatural) {
-            copy_async_word(to + (((q & 7) ^ (token & 7)) << 4) + (q >> 3) * 4, from + piece * 4);
-        } else {
-            copy_async(to + ((q ^ (token & 7)) << 4), from + piece * 16);
-        }
+        const u32 token = i / kPerToken, piece = i % kPerToken;
+        if (kChunks % kCount != 0 && chunk + piece / 8 >= kChunks) continue;
+        const u8* from = reinterpret_cast<const u8*>(x) + route_table().rows[token] + chunk * 128 + piece * 16;
+        copy_async(at + (piece / 8) * (kTokens * 128) + token * 128 + ((piece % 8 ^ (token & 7)) << 4), from);
     }
 }
 
-// Results of one row tile for `n` tokens from `place` on: sums `kSlabs` partial sums, applies the experts' factors (and
-// SwiGLU), stores BF16. `rank` of `kRanks` threads.
-template <u32 kSlabs, u32 kSlabPitch, u32 kRanks>
-WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 unit, u32 place, u32 n, u32 rank) {
+// Results of one row tile's quarters [from, to) for `n` tokens from `place` on: sums `kSlabs` partial sums, applies the
+// experts' factors (and SwiGLU), stores BF16, columns as the next product needs them. `rank` of `kRanks` threads.
+template <u32 kSlabs, u32 kSlabPitch, u32 kRanks, bool kNatural>
+WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 unit, u32 from, u32 to, u32 place, u32 n,
+                          u32 rank) {
     WC_NO_UNROLL
     for (u32 i = rank; i < n * kPairs; i += kRanks) {
-        const u32 token = i / kPairs, pair = i % kPairs;
+        const u32 token = i / kPairs, pair = i % kPairs, quarter = pair / (kPairs / 4);
+        if (quarter < from || quarter >= to) continue;
         const float* s = sums + token * kSumPitch + (kGated ? (pair / 4) * 16 + (pair % 4) * 2 : pair * 2);
         float a[2] = {}, b[2] = {};
         WC_UNROLL
@@ -100,9 +99,8 @@ WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 u
                 const float gate = a[k] * fg, up = b[k] * fu;
                 a[k] = gate / (1.0f + __expf(-gate)) * up;
             }
-            // Into the order of the bricks' columns: see copy_tokens.
             const u32 q = (unit & 1) * 16 + pair;
-            row[(unit / 2) * 32 + (q & 7) * 4 + (q >> 3)] = bf16_pair(a[0], a[1]);
+            row[(unit / 2) * 32 + (kNatural ? q : (q & 7) * 4 + (q >> 3))] = bf16_pair(a[0], a[1]);
         } else {
             const float f = c.factors[expert];
             row[unit * 32 + pair] = bf16_pair(a[0] * f, a[1] * f);
@@ -141,8 +139,8 @@ WC_DEVICE void store_blocks(const Context& c, const float (&acc)[kAccumulators],
     spill_sums<kFirst, kCount>(sums, acc);
     group_barrier(group);
     if (unit < kUnits) {
-        store_tile<1, 0, 128>(c, sums, expert, unit, place + 8 * kFirst, left < 8 * kCount ? left : 8 * kCount,
-                              thread % 128);
+        store_tile<1, 0, 128, false>(c, sums, expert, unit, 0, 4, place + 8 * kFirst,
+                                     left < 8 * kCount ? left : 8 * kCount, thread % 128);
     }
     if constexpr (kFirst + kCount < kBlocks) store_blocks<kFirst + kCount>(c, acc, expert, unit, place, n);
 }

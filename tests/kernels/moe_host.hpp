@@ -102,6 +102,14 @@ inline unsigned __ballot_sync(unsigned, bool v) {
     });
     return got;
 }
+inline unsigned __match_any_sync(unsigned, int v) {
+    unsigned word = static_cast<unsigned>(v), got = 0;
+    simt::exchange(&word, 1, [&](auto& words) {
+        for (unsigned l = 0; l < 32; ++l) got |= static_cast<unsigned>(words[l][0] == word) << l;
+    });
+    return got;
+}
+inline void __syncwarp() { simt::warp().lanes.wait(); }
 template <class T>
 T atomicAdd(T* p, T v) {
     return (*p += v) - v;
@@ -144,9 +152,11 @@ inline u32 load_pair_once(const void* p) {
     std::memcpy(&v, p, sizeof v);
     return v;
 }
+inline u32x4 load_in_order(const void* p) { return load_once(p); }
+inline u32 load_pair_in_order(const void* p) { return load_pair_once(p); }
 inline u32 smem_address(const void* p) { return static_cast<u32>(static_cast<const u8*>(p) - moe::shared); }
 inline void copy_async(u32 to, const void* from) { std::memcpy(moe::shared + to, from, 16); }
-inline void copy_async_word(u32 to, const void* from) { std::memcpy(moe::shared + to, from, 4); }
+inline u32x4 load_smem_in_order(u32 address) { return load_once(moe::shared + address); }
 inline void copy_commit() {}
 template <int kPending>
 void copy_wait() {}
@@ -161,14 +171,6 @@ inline void group_barrier(u32 group) { simt::groups[group].wait(); }
 inline u32 thread_index() { return threadIdx.x; }
 
 inline float half_of(u32 word, u32 k) { return as_float(k % 2 ? word >> 16 : word & 0xffff); }
-
-inline void tokens_x4(u32* d, u32 address) {
-    simt::exchange(&address, 1, [&](auto& words) {
-        for (u32 i = 0; i < 4; ++i) {
-            std::memcpy(&d[i], moe::shared + words[8 * i + simt::lane() / 4][0] + simt::lane() % 4 * 4, 4);
-        }
-    });
-}
 
 // One lane's accumulators of a 16 × 8 block: A from the warp's registers, B from `b(k, column)`.
 template <class Words, class B>
@@ -237,7 +239,8 @@ inline void launch(void (*kernel)(void**), unsigned grid, unsigned threads, void
             makecontext(&fiber.context, start, 0);
         }
         for (unsigned left = threads; left > 0;) {
-            for (running = 0; running < threads; ++running) {
+            for (unsigned i = 0; i < threads; ++i) {
+                running = (i + blockIdx.x * 41) % threads;  // no two blocks may rely on one order
                 if (fibers[running].done) continue;
                 threadIdx.x = running;
                 swapcontext(&scheduler, &fibers[running].context);

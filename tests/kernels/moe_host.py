@@ -101,6 +101,7 @@ def product(
     bricks: torch.Tensor,
     factors: torch.Tensor,
     x: torch.Tensor,
+    ordered: torch.Tensor,
     out: torch.Tensor,
     ids: torch.Tensor,
     state: moe.State | None = None,
@@ -116,6 +117,7 @@ def product(
         bricks,
         factors,
         x,
+        ordered,
         out,
         ids,
         *place,
@@ -129,27 +131,27 @@ def forward(
     gates: torch.Tensor,
     state: moe.State,
     *,
-    natural: bool,
     grid: int = 3,
     few: int = 24,
     wide: int = 128,
 ) -> torch.Tensor:
     """`wcodec.moe.forward` on the CPU."""
     config, tokens = state.config, x.shape[0]
-    common = (state.experts, config.top_k, 512, ids.element_size())
-    first = kernels.Product(2 * config.intermediate, config.hidden, *common, True, few, natural, wide)
-    second = kernels.Product(config.hidden, config.intermediate, *common, False, few, False, wide)
-    if not natural:
-        ordered = torch.empty_like(x)
-        pairs = x.numel() // 2
-        run("sm80_moe_order", {"THREADS": 512}, -(-pairs // 512), 512, x, ordered, pairs)
-        x = ordered
+    routes = 512 if ids.numel() <= 512 else 2048
+    common = (state.experts, config.top_k, routes, ids.element_size())
+    many = tokens > min(few, kernels.SYNC_TOKENS)
+    few = few if many else min(few, kernels.SYNC_TOKENS)
+    first = kernels.Product(2 * config.intermediate, config.hidden, *common, True, few, many, wide)
+    second = kernels.Product(config.hidden, config.intermediate, *common, False, few, many, wide)
+    ordered = torch.empty_like(x)
+    pairs = x.numel() // 2
+    run("sm80_moe_order", {"THREADS": 512}, -(-pairs // 512), 512, x, ordered, pairs)
     nan = float("nan")
     hidden = torch.full((ids.numel(), config.intermediate), nan, dtype=torch.bfloat16)
     results = torch.full((ids.numel(), config.hidden), nan, dtype=torch.bfloat16)
     out = torch.full((tokens, config.hidden), nan, dtype=torch.bfloat16)
-    product(first, grid, state.w13, state.w13_factors, x, hidden, ids, state)
-    product(second, grid, state.w2, state.w2_factors, hidden, results, ids, state)
+    product(first, grid, state.w13, state.w13_factors, x, ordered, hidden, ids, state)
+    product(second, grid, state.w2, state.w2_factors, hidden, hidden, results, ids, state)
     defines = {
         "COLUMNS": config.hidden,
         "EXPERTS": state.experts,

@@ -28,16 +28,16 @@ STAGE_BYTES = 32768
 #: Most tokens of a pass over an expert with many; the widest that compiles without spilling is taken.
 WIDTHS = (128, 96, 64)
 RINGS = (8, 4, 2)
+#: Most tokens of an expert that stay in shared memory: the first that fits.
+FEW = (24, 16, 8)
+#: Most tokens that mma.sync multiplies; from there on wgmma is faster.
 SYNC_TOKENS = 16
-# Cost of a group of row tiles, where a row tile of few tokens costs 8: fixed, and in sixteenths per token.
-GROUP_COST = 28
-GROUP_COST_PER_TOKEN = 7
-#: Calls with more tokens first bring x into the order of the bricks' columns.
-NATURAL_TOKENS = 24
+# Cost of a group of row tiles by the width of its products, where a row tile of few tokens costs 8.
+GROUP_COSTS = {32: 42, 64: 56, 128: 84}
 SUM_BYTES = WARPGROUPS * 24 * 68 * 4
 #: Routes that one launch can sort; more tokens are computed in slices.
 MAX_ROUTES = 4096
-_ROUTE_SIZES = (512, 2048, MAX_ROUTES)
+_ROUTE_SIZES = (128, 512, 2048, MAX_ROUTES)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ class Product:
         Gate and up with SwiGLU, else a plain product.
     few : int
         Tokens up to which an expert's tokens stay in shared memory.
-    natural : bool
-        Whether the columns of x are in natural order, or in the bricks'.
+    many : bool
+        Whether there are passes of wgmma. Calls of few tokens do without: a third of the instructions, which
+        a cold call has to fetch.
     wide : int
         Most tokens of a pass over an expert with more.
     """
@@ -74,13 +75,13 @@ class Product:
     id_bytes: int
     gated: bool
     few: int
-    natural: bool
+    many: bool = True
     wide: int = WIDTHS[0]
 
     @property
     def smem(self) -> int:
         """Dynamic shared memory in bytes: tokens, sums, routes (`sm90_moe_parts.cuh`)."""
-        return _smem(self.cols, self.experts, self.routes, self.few, self.wide)
+        return _smem(self.cols, self.experts, self.routes, self.few, self.many, self.wide)
 
     @property
     def ring(self) -> int:
@@ -101,17 +102,17 @@ class Product:
             "FEW_TOKENS": self.few,
             "RING": self.ring,
             "STAGES": STAGES,
-            "GROUP_COST": GROUP_COST,
+            "MANY": int(self.many),
             "WIDE_TOKENS": self.wide,
-            "NATURAL": int(self.natural),
-            "GROUP_COST_PER_TOKEN": GROUP_COST_PER_TOKEN,
             "SYNC_TOKENS": SYNC_TOKENS,
+            **{f"GROUP_COST_{width}": cost for width, cost in GROUP_COSTS.items()},
         }
 
 
-def _smem(cols: int, experts: int, routes: int, few: int, wide: int) -> int:
+def _smem(cols: int, experts: int, routes: int, few: int, many: bool, wide: int) -> int:
     tokens = max(few * cols * 2, STAGES * STAGE_BYTES)
-    table = 4 * wide + 8 * (experts + routes // wide) + 10 * experts + 32 + 2 * routes
+    parts = experts + routes // wide + experts if many else experts + routes // few + 1
+    table = 4 * wide + 8 * parts + 4 * experts + 32 + 2 * routes
     return tokens + SUM_BYTES + -(-table // 16) * 16
 
 
@@ -141,22 +142,17 @@ def products(state: State, tokens: int, id_bytes: int) -> tuple[Product, Product
     config = state.config
     routes = next(size for size in _ROUTE_SIZES if tokens * config.top_k <= size)
     limit = device_info(state.device.index).max_shared_bytes
+    # One bound for both products: it decides the order in which the first one stores columns.
+    widest = max(config.hidden, config.intermediate)
+    few = next((n for n in FEW if _smem(widest, state.experts, routes, n, True, WIDTHS[0]) <= limit), None)
+    if few is None:
+        raise UnsupportedError(f"8 tokens of {widest} columns do not fit into {limit} bytes of shared memory")
+    many = tokens > min(few, SYNC_TOKENS)
+    if not many:
+        few = min(few, SYNC_TOKENS)
 
     def product(rows: int, cols: int, gated: bool) -> Product:
-        for few in (24, 16, 8):
-            if _smem(cols, state.experts, routes, few, WIDTHS[0]) <= limit:
-                return Product(
-                    rows,
-                    cols,
-                    state.experts,
-                    config.top_k,
-                    routes,
-                    id_bytes,
-                    gated,
-                    few,
-                    gated and tokens <= NATURAL_TOKENS,
-                )
-        raise UnsupportedError(f"8 tokens of {cols} columns do not fit into {limit} bytes of shared memory")
+        return Product(rows, cols, state.experts, config.top_k, routes, id_bytes, gated, few, many)
 
     return (
         product(2 * config.intermediate, config.hidden, True),
@@ -196,23 +192,24 @@ def launch(
     ids, table = topk_ids.data_ptr(), state.table.data_ptr() if state.table is not None else 0
     place: tuple[Any, ...] = (ids, table, state.first_expert, config.num_experts)
 
-    def product(which: Product, weights: torch.Tensor, factors: torch.Tensor, source: Any, to: Any) -> None:
+    def product(which: Product, weights: Any, factors: Any, source: Any, ordered: Any, to: Any) -> None:
         which = compiled(which, info.arch)
         kernel = load(SOURCE, which.defines(), device)
-        frame = kernel.frame("PPPPPPIII", grid, THREADS, which.smem, pdl=not which.natural)
-        frame(
-            stream, weights.data_ptr(), factors.data_ptr(), source.data_ptr(), to.data_ptr(), *place, routes
-        )
+        # The first product of a small call follows a kernel that is not ours.
+        follows = source is hidden or ordered is not source
+        frame = kernel.frame("PPPPPPPIII", grid, THREADS, which.smem, pdl=follows)
+        pointers = (tensor.data_ptr() for tensor in (weights, factors, source, ordered, to))
+        frame(stream, *pointers, *place, routes)
 
-    if not first.natural:
+    ordered = x
+    if first.many:
         ordered = torch.empty_like(x)
         words = x.numel() // 2
         order = load("sm80_moe_order.cu", {"THREADS": ORDER_THREADS}, device)
         frame = order.frame("PPI", -(-words // ORDER_THREADS), ORDER_THREADS)
         frame(stream, x.data_ptr(), ordered.data_ptr(), words)
-        x = ordered
-    product(first, state.w13, state.w13_factors, x, hidden)
-    product(second, state.w2, state.w2_factors, hidden, results)
+    product(first, state.w13, state.w13_factors, x, ordered, hidden)
+    product(second, state.w2, state.w2_factors, hidden, hidden, results)
     defines = {
         "COLUMNS": config.hidden,
         "EXPERTS": state.experts,
