@@ -16,7 +16,7 @@ from wcodec.cli import main
 from wcodec.cuda.device import DeviceInfo
 from wcodec.errors import WCodecError
 from wcodec.fused import Bound, Kernel
-from wcodec.tables import read_table, tuned_path
+from wcodec.tables import Entry, read_table, tuned_path
 
 torch = pytest.importorskip("torch")
 
@@ -132,6 +132,20 @@ def test_tuning_keeps_the_fastest_of_each_kernel(kernel_cache: Path, monkeypatch
         (64, "gemm"),
     }
     assert read_table(tuned_path("NVIDIA H200").read_text(), "")[2] == entries
+
+
+def test_tuning_says_a_line_per_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(shapes: Any, device: str, tokens: Any, report: Callable[[Any], None], out: Path) -> None:
+        assert (shapes, device, tokens, out) == (((64, 128),), "cuda", (1,), tmp_path / "table.json")
+        times = [("decode", 14.94), ("gemv", 7.2)]
+        report([Entry(64, 128, 1, kernel, None, us, 10.6) for kernel, us in times])
+
+    monkeypatch.setattr(tune, "tune", measure)
+    monkeypatch.setattr("wcodec.cli.gpu.gpu_index", lambda device: 0)
+    monkeypatch.setattr("wcodec.cuda.device.device_info", lambda index: H200)
+    result = run("tune", "64x128", "--tokens", "1", "--out", str(tmp_path / "table.json"))
+    assert result.stdout == f"{tmp_path / 'table.json'}\n"
+    assert result.stderr == "wcodec: 64x128, 1 token: decode 14.9, gemv 7.2, cuBLAS 10.6 µs; gemv 1.47x\n"
 
 
 def test_doctor_examines_everything(kernel_cache: Path) -> None:
