@@ -36,11 +36,18 @@ def main() -> None:
     print("|---" * (len(tokens) + 1) + "|")
     for shape, row in cells.items():
         print(f"| {shape} | " + " | ".join(row.get(m, "") for m in tokens) + " |")
-    print()
+    means = [report["summary"].get(f"{options.policy} table {m}") for m in tokens]
+    print(
+        "| geometric mean¹ (lowest) |"
+        + "|".join(f" **{e[0]:.2f}** ({e[1]:.2f}) " if e else " " for e in means)
+        + "|"
+    )
+    print("\n¹ of the six BF16 matrices, without the slice.\n")
     for key, (value, low, high) in report["summary"].items():
         policy, kind, what = key.split(" ", 2)
         if policy == options.policy and kind in ("load", "six"):
-            label = "six loads, geometric mean" if kind == "six" else f"load of {what} tokens"
+            plural = "" if what == "1" else "s"
+            label = "six loads, geometric mean" if kind == "six" else f"load of {what} token{plural}"
             print(f"- {label}: {value:.2f}× [{low:.2f}, {high:.2f}]")
 
 
