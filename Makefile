@@ -3,26 +3,34 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.demo
 
 .PHONY: venv demo test lint format bench-host bench-analyze gpu-sweep gpu-bench gpu-overheads gpu-sanitize clean help
 .DEFAULT_GOAL := help
 
-help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+help:  ## list the targets (gpu-…: on a machine with an NVIDIA GPU)
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 # torch is pinned in constraints.txt so that every machine tests the same build.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) (first time: a minute or two)" >&2
+	@echo "setting up $(VENV) for development (first time: minutes, torch is large)" >&2
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The demo needs neither torch nor what tests need.
+$(DEMO): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) for the demo" >&2
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
 venv: $(STAMP)  ## set up .venv with everything the tests need
 
-demo: $(STAMP)  ## real trained weights: analyze, pack, verify, unpack, compare
+demo: $(DEMO)  ## trained weights through analyze, pack, verify, unpack; writes .demo/
 	@$(BIN)/python -m wcodec.demo
 
-test: $(STAMP)  ## every test that this machine can run
+test: $(STAMP)  ## every test that this machine can run (without a GPU: says what was skipped)
 	@$(BIN)/python -m pytest -n auto
 
 lint: $(STAMP)  ## ruff and mypy
@@ -34,24 +42,24 @@ format: $(STAMP)  ## let ruff format the tree
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench-host: $(STAMP)  ## host codec beside zipnn, openzl, zstandard and memcpy
+bench-host: $(STAMP)  ## host codec beside ZipNN, OpenZL, zstandard and memcpy
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(BIN)/python bench/host.py
 
-bench-analyze: $(STAMP)  ## the analysis of a warm file beside reading it
+bench-analyze: $(STAMP)  ## wcodec analyze on a warm file, beside reading it
 	@$(BIN)/python bench/analyze.py
 
-gpu-sweep: $(STAMP)  ## exactness of every kernel and path on this machine's GPU
+gpu-sweep: $(STAMP)  ## device tests: exactness of every kernel and path
 	@$(BIN)/python -m pytest -m gpu -n 8
 
-gpu-bench: $(STAMP)  ## the fused kernels beside cuBLAS
+gpu-bench: $(STAMP)  ## products of packed weights beside cuBLAS: the README's table
 	@$(BIN)/python bench/muse_bf16_proj.py
 
-gpu-overheads: $(STAMP)  ## calls, start and prepare() on the host, beside their targets
+gpu-overheads: $(STAMP)  ## what calls, first use, start and prepare() cost the host
 	@$(BIN)/python -m bench.overheads
 
-gpu-sanitize: $(STAMP)  ## every kernel under compute-sanitizer, where that is installed and sees the GPU
+gpu-sanitize: $(STAMP)  ## every kernel under compute-sanitizer (which must be installed)
 	@$(BIN)/python -m tests.sanitize
 
-clean:  ## remove what the targets made
+clean:  ## remove .venv, .demo and build products
 	rm -rf $(VENV) .demo build dist *.egg-info

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wcodec.cli import console
+from wcodec.cli.files import workers_option
 from wcodec.errors import MismatchError, WCodecError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ Examples:
   wcodec analyze ./Llama-3.1-8B --gpu H100 --format html -o report.html
   wcodec analyze model.gguf --include '*ffn*' --format csv > ffn.csv
   wcodec analyze model.safetensors --format json | jq .totals
-  wcodec analyze hf://owner/model --sample 4MB      before downloading it
+  wcodec analyze hf://owner/model --sample 4MB      before downloading it; extra [remote]
 
 \b
 Columns:
@@ -46,21 +47,21 @@ always have every tensor. Times are bytes over the GPU's memory bandwidth: what 
     type=click.Choice(["table", "json", "csv", "html"]),
     help="Form of the report. Without it, the suffix of -o decides, else a table.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it here.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Where to write it.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.png",
-    help="Draw exponents and layers, too (needs the extra [plot]).",
+    help="Draw exponents and layers, too (extra [plot]).",
 )
 @click.option("--include", metavar="GLOB", multiple=True, help="Only tensors with such names; repeatable.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors with such names; repeatable.")
 @click.option("--all", "every", is_flag=True, help="One line per tensor, however many there are.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads; default: all processors.")
+@workers_option
 @click.option(
     "--sample",
     metavar="SIZE",
-    help="Read at most so much of each tensor (such as 4MB) and estimate; 0 reads headers only.",
+    help="Estimate from at most so much of each tensor, such as 4MB; 0 reads headers only.",
 )
 @click.option("--dask", metavar="ADDRESS", help="Spread the work over a Dask cluster (extra [dask]).")
 @click.option("--strict", is_flag=True, help="Exit 1 where index and headers disagree.")

@@ -40,10 +40,21 @@ class Line:
 
 @click.command(epilog=EPILOG, short_help="Time the kernels beside torch's own on this GPU.")
 @click.argument("shapes", callback=parse_shapes, nargs=-1, metavar="[NxK]...")
-@click.option("--tokens", callback=parse_tokens, metavar="M,M,…", help="Token counts, such as 1,16,64.")
-@click.option("--keep", type=click.Choice(["packed", "both"]), default="packed", show_default=True)
-@click.option("--device", default="cuda", show_default=True, help="GPU to measure on.")
-@click.option("--repeats", type=click.IntRange(3), default=_REPEATS, show_default=True)
+@click.option(
+    "--tokens",
+    callback=parse_tokens,
+    metavar="M,M,…",
+    help="Token counts. [default: 1,8,16,32,64,128,256]",
+)
+@click.option(
+    "--keep",
+    type=click.Choice(["packed", "both"]),
+    default="packed",
+    show_default=True,
+    help="both: the BF16 weights stay, and cuBLAS runs where a table calls it faster.",
+)
+@click.option("--device", default="cuda", show_default=True, metavar="CUDA", help="GPU to measure on.")
+@click.option("--repeats", type=click.IntRange(3), default=_REPEATS, show_default=True, help="Pairs.")
 @click.option(
     "--format", "format_", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
@@ -55,9 +66,10 @@ def command(
     repeats: int,
     format_: str,
 ) -> None:
-    """Time products with weights of NxK (out x in features) and Gaussian values.
+    """Time products with weights of NxK (out x in features) and Gaussian values beside cuBLAS.
 
-    Graph replay with a cold L2, cuBLAS and wcodec in alternation, medians. The rows of a Llama 8B by default.
+    Graph replay with a cold L2, cuBLAS and wcodec in alternation, medians. Without NxK: three matrices of a
+    Llama 8B.
     """
     lines, empty_us = measure(shapes or _SHAPES, tokens or _TOKENS, keep, device, repeats)
     if format_ == "json":

@@ -27,7 +27,9 @@ _MARKS = {OK: "[green]✓[/]", MISSING: "[yellow]–[/]", BROKEN: "[red]✗[/]"}
 _OPTIONAL = {
     "gguf": ("GGUF files", "gguf"),
     "matplotlib": ("--plot", "plot"),
-    "fsspec": ("https:// and hf:// addresses", "remote"),
+    "huggingface_hub": ("hf:// addresses", "remote"),
+    "aiohttp": ("https:// addresses", "remote"),
+    "s3fs": ("s3:// addresses", "s3"),
     "distributed": ("--dask", "dask"),
     "transformers": ("loading packed models in transformers", "transformers"),
 }
@@ -142,7 +144,8 @@ def _gpus(has_torch: bool, has_compiler: bool) -> Iterator[Check]:
     import torch
 
     if not torch.cuda.is_available():
-        mend = "install a CUDA build of torch and an NVIDIA driver; everything else works without"
+        build = "" if torch.version.cuda else "a CUDA build of torch and "
+        mend = f"install {build}an NVIDIA driver; everything else works without"
         yield Check("GPU", MISSING, "torch sees no CUDA device: products run on the host", mend)
         return
     for index in range(torch.cuda.device_count()):

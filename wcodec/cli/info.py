@@ -118,7 +118,7 @@ def _print_plan(plan: ModelPlan) -> None:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("layer", overflow="fold")
-    for title in ("weights", "memory", "packed", "reading", "packed "):
+    for title in ("weights", "memory", "→ packed", "reading", "→ packed"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, layer in _folded(plan.layers):
         table.add_row(
@@ -137,7 +137,7 @@ def _print_plan(plan: ModelPlan) -> None:
         f" at most {units.size(totals['peak_bytes'])} while it is packed layer by layer"
     )
     out.print(
-        f"Reading every weight once takes at least {units.duration(totals['read_us'])} →"
+        f"Reading all that is multiplied once takes at least {units.duration(totals['read_us'])} →"
         f" {units.duration(totals['packed_read_us'])} at {plan.gpu.bandwidth / 1e12:g} TB/s"
         f" ({escape(plan.gpu.source)})"
     )

@@ -24,7 +24,7 @@ Examples:
   wcodec pack model.safetensors packed.safetensors
   wcodec pack ~/models/Llama-3.1-8B Llama-3.1-8B-packed
   wcodec pack --profile storage model.safetensors stored.safetensors
-  wcodec pack stored.safetensors packed.safetensors      (converts)
+  wcodec pack stored.safetensors packed.safetensors      converts
 """
 
 
@@ -49,7 +49,7 @@ Examples:
 def command(
     src: Path, dst: Path, profile: str, dask: str | None, force: bool, workers: int | None, quiet: bool
 ) -> None:
-    """Write a packed copy of SRC to DST: a quarter to a third smaller, every weight recoverable.
+    """Write a packed copy of SRC to DST: 24 % smaller (storage: a third), every weight recoverable.
 
     SRC is a safetensors file or a model directory (links are followed, so a Hugging Face snapshot works).
     BF16 tensors are packed where that makes them smaller; everything else is stored unchanged. In a directory

@@ -23,13 +23,18 @@ Examples:
 
 @click.command(epilog=EPILOG, short_help="Measure and keep the fastest kernel settings for this GPU.")
 @click.argument("shapes", callback=parse_shapes, nargs=-1, required=True, metavar="NxK...")
-@click.option("--tokens", callback=parse_tokens, metavar="M,M,…", help="Token counts, such as 1,16,64.")
-@click.option("--device", default="cuda", show_default=True, help="GPU to measure on.")
+@click.option(
+    "--tokens",
+    callback=parse_tokens,
+    metavar="M,M,…",
+    help="Token counts; each serves those down to the one before. [default: 1,2,4,…,256,512,4096]",
+)
+@click.option("--device", default="cuda", show_default=True, metavar="CUDA", help="GPU to measure on.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the table to FILE and keep nothing.",
+    help="Write the table to FILE instead; this machine does not use it.",
 )
 @console.quiet_option
 def command(
@@ -41,7 +46,8 @@ def command(
 ) -> None:
     """Time every kernel and configuration for weights of NxK (out x in features, per GPU).
 
-    What is found is kept beside the compiled kernels and used from the next start on.
+    What is found is kept beside the compiled kernels, joins what was found before, and is used from the next
+    start on. The file's name is printed.
     """
     from wcodec.cli.gpu import gpu_index
     from wcodec.cuda.device import device_info
