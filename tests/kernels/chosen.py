@@ -1,16 +1,19 @@
-"""Every configuration of the product kernels that the dispatcher can choose on an H200."""
+"""Every configuration of the product kernels that can be chosen on GPUs of compute capability 9.0."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from importlib import resources
+from typing import TypeVar
 
 from wcodec.cuda.device import DeviceInfo
 from wcodec.kernels import gemm, gemv
 from wcodec.kernels.gemm import TILE, GemmConfig
 from wcodec.kernels.gemv import GemvConfig
-from wcodec.tables import PACKAGED, Entry, read_table
+from wcodec.tables import packaged
+
+Config = TypeVar("Config", GemvConfig, GemmConfig)
 
 H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, 141 << 30)
 
@@ -22,20 +25,25 @@ _BRICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 33, 34)
 _TOKENS = (16, 32, 64, 128, 256)
 
 
-def _measured() -> list[Entry]:
-    folder = resources.files("wcodec.kernels")
-    return [entry for name in PACKAGED for entry in read_table(folder.joinpath(name).read_text(), name)[2]]
-
-
 def _gemv() -> set[GemvConfig]:
-    tables = {GemvConfig(**(entry.config or {})) for entry in _measured() if entry.kernel == "gemv"}
+    measured = (entry for _, _, table in packaged() for entry in table if entry.kernel == "gemv")
+    tables = {GemvConfig(**(entry.config or {})) for entry in measured}
     return tables | {config for row in gemv.INSTANCES.values() for _, config in row}
 
 
 def _gemm() -> set[GemmConfig]:
-    tables = {GemmConfig(**(entry.config or {})) for entry in _measured() if entry.kernel == "gemm"}
+    measured = (entry for _, _, table in packaged() for entry in table if entry.kernel == "gemm")
+    tables = {GemmConfig(**(entry.config or {})) for entry in measured}
     shapes = itertools.product((*_FEW_ROW_TILES, *_MANY_ROW_TILES), _BRICKS, _TOKENS)
     return tables | {gemm.default_config(TILE * n, TILE * k, m, H200) for n, k, m in shapes}
+
+
+def _named(configs: Iterable[Config], name: Callable[[Config], str]) -> dict[str, Config]:
+    """Configurations by name; no two may share one, because one of them would go untested."""
+    ordered = sorted(configs, key=name)
+    named = {name(config): config for config in ordered}
+    assert len(named) == len(ordered)
+    return named
 
 
 def _gemv_name(c: GemvConfig) -> str:
@@ -52,8 +60,8 @@ def _gemm_name(c: GemmConfig) -> str:
     return f"{_loop_name(c)}, {c.stages} stages, {exchange} {c.split}"
 
 
-GEMV: dict[str, GemvConfig] = {_gemv_name(c): c for c in sorted(_gemv(), key=_gemv_name)}
-GEMM: dict[str, GemmConfig] = {_gemm_name(c): c for c in sorted(_gemm(), key=_gemm_name)}
+GEMV = _named(_gemv(), _gemv_name)
+GEMM = _named(_gemm(), _gemm_name)
 
 #: The decoding loops among `GEMM`, each once, unsplit: what a dump of the decoded registers runs.
 GEMM_LOOPS = {_loop_name(c): replace(c, split=1, cluster=False, pair=False) for c in GEMM.values()}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.kernels import chosen
+from tests.kernels.chosen import H200
 from tests.kernels.gemm_instances import EXAMPLES
 from tests.kernels.sass import disassemble
 from wcodec.cuda.compiler import compile_cubin, compile_many
-from wcodec.cuda.device import DeviceInfo
 from wcodec.errors import WCodecError
 from wcodec.kernels.gemm import (
     BRICK_BYTES,
@@ -18,32 +20,29 @@ from wcodec.kernels.gemm import (
     MIN_TOKENS,
     SHARED_LIMIT_BYTES,
     SOURCE,
+    TILE,
     GemmConfig,
     candidates,
     default_config,
 )
-from wcodec.tables import CLASSES, packaged
+from wcodec.tables import CLASSES
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
-H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, 141 << 30)
 SHAPES = [(1, 15), (160, 232), (1024, 4096), (2304, 8192), (8192, 1024), (14336, 4096), (41387, 5120)]
 SERVED = [m for m in CLASSES if MIN_TOKENS <= m <= MAX_TOKENS]
 
 
-def measured() -> dict[tuple[int, int, int], GemmConfig]:
-    entries = [entry for _, _, table in packaged() for entry in table if entry.kernel == "gemm"]
-    return {(entry.n, entry.k, entry.m): GemmConfig(**(entry.config or {})) for entry in entries}
+@pytest.mark.parametrize("processors", [78, 114, 132])
+def test_what_can_be_chosen_is_all_that_the_rule_gives(processors: int) -> None:
+    info, known = replace(H200, multiprocessors=processors), set(chosen.GEMM.values())
+    for n, k, m in itertools.product(range(1, 141), (*range(1, 20), 64, 65), (16, 32, 64, 128, 256)):
+        assert default_config(TILE * n, TILE * k, m, info) in known, (n, k, m)
 
 
-def shipped() -> list[GemmConfig]:
-    rule = [default_config(n, k, m, H200) for n, k in SHAPES for m in SERVED]
-    return list(dict.fromkeys([*measured().values(), *rule]))
-
-
-def test_what_ships_compiles_without_spills_and_multiplies_on_wgmma(tmp_path: Path) -> None:
+def test_what_can_be_chosen_compiles_without_spills_and_multiplies_on_wgmma(tmp_path: Path) -> None:
     # compile_many refuses spills, local memory and serialised wgmma (C75xx).
-    configs = shipped()
+    configs = list(chosen.GEMM.values())
     for config, cubin in zip(
         configs, compile_many([(SOURCE, c.defines(), "sm_90a") for c in configs]), strict=True
     ):
