@@ -95,6 +95,25 @@ def test_an_unseen_shape_follows_the_nearest_and_says_so() -> None:
     assert choice.config == KERNELS["gemm"].default(4096, 4096, 128, H200)
 
 
+def test_prefill_says_nothing_about_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [entry(4096, 4096, 4096, "decode", 190.0, 170.0)]
+    found = Tables([("own", own), ("NVIDIA H200", MEASURED)])
+    monkeypatch.setattr(dispatch, "tables_for", lambda index: found)
+    assert choose(4096, 4096, 100, H200, 256, False).path == "gemm"
+    assert choose(4096, 4096, 4096, H200, 256, False).us == 190.0
+
+
+@pytest.mark.parametrize("config", [{"lanes": 3}, {**GEMM, "tokens": 17}])
+def test_a_configuration_of_another_version_gives_way_to_the_rule(
+    config: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = Tables([("own", [replace(entry(4096, 8192, 128, "gemm", 24.0, 29.0), config=config)])])
+    monkeypatch.setattr(dispatch, "tables_for", lambda index: stale)
+    choice = choose(4096, 8192, 128, H200, 256, False)
+    assert choice.config == KERNELS["gemm"].default(4096, 8192, 128, H200)
+    assert choice.why == "rule: what was fastest on own does not run here"
+
+
 @pytest.mark.usefixtures("measured")
 def test_many_tokens_are_decoded_for_or_chunked() -> None:
     assert choose(4096, 8192, 4096, H200, 256, False).path == "decode"

@@ -134,15 +134,14 @@ def choose(n: int, k: int, tokens: int, info: DeviceInfo, max_tokens: int, has_o
     us, cublas_us, source = _expect(best, found, n, k)
     if has_original and cublas_us <= us:
         return Choice(CUBLAS, "faster than every kernel", None, cublas_us, cublas_us, source)
-    if found.exact:
-        config = KERNELS[best.kernel].config(best.config or {}) if best.kernel in KERNELS else None
-        why = "fastest measured"
-        if not _fits(config, n, k, tokens, info):
-            why = f"rule: what was fastest on {found.device} needs more multiprocessors"
-            return Choice(best.kernel, why, _default(best.kernel, n, k, tokens, info))
-    else:
+    if not found.exact:
         config = _default(best.kernel, n, k, tokens, info)
         why = f"rule: fastest for the nearest measured shape {best.n}×{best.k}"
+    else:
+        config, why = _measured_config(best, n, k, tokens, info), "fastest measured"
+        if config is None and best.kernel in KERNELS:
+            why = f"rule: what was fastest on {found.device} does not run here"
+            return Choice(best.kernel, why, _default(best.kernel, n, k, tokens, info))
     return Choice(best.kernel, why, config, us, cublas_us, source)
 
 
@@ -186,14 +185,20 @@ def _default(path: str, n: int, k: int, tokens: int, info: DeviceInfo) -> Any:
     return KERNELS[path].default(n, k, token_class(tokens), info) if path in KERNELS else None
 
 
-def _fits(config: Any, n: int, k: int, tokens: int, info: DeviceInfo) -> bool:
-    """Whether a measured configuration launches here: GPUs of one kind differ in multiprocessors."""
-    if isinstance(config, GemmConfig):
-        try:
+def _measured_config(entry: Entry, n: int, k: int, tokens: int, info: DeviceInfo) -> Any | None:
+    """Return the configuration of a kernel's entry; None for other paths, and where it does not run here.
+
+    GPUs of one kind differ in multiprocessors, and a table may be older than the kernel.
+    """
+    if entry.kernel not in KERNELS:
+        return None
+    try:
+        config = KERNELS[entry.kernel].config(entry.config or {})
+        if isinstance(config, GemmConfig):
             config.grid(n, k, tokens, info.multiprocessors)
-        except WCodecError:
-            return False
-    return True
+    except (TypeError, ValueError, WCodecError):
+        return None
+    return config
 
 
 def _expect(entry: Entry, found: Found, n: int, k: int) -> tuple[float, float, str]:

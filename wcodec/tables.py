@@ -164,10 +164,12 @@ class Tables:
         """Return the entries of a shape and token count, or of the nearest measured shape.
 
         The class is the smallest measured one that holds `tokens`; shapes are near by the ratios of N and K.
+        Counts that kernels serve have nothing to learn from prefill, where only decoding was measured.
         """
+        most = math.inf if tokens > CLASSES[-1] else CLASSES[-1]
         best: tuple[float, tuple[int, int], int] | None = None
         for shape, classes in self._by_shape.items():
-            fitting = [m for m in classes if m >= tokens]
+            fitting = [m for m in classes if tokens <= m <= most]
             if not fitting:
                 continue
             distance = abs(math.log(n / shape[0])) + abs(math.log(k / shape[1]))
