@@ -1,20 +1,21 @@
 """What would packing save? Analyze weights and read the answer as data.
 
 Run: python examples/analyze_file.py [model.safetensors or directory]
+Without an argument it makes random weights, with torch.
 """
 
 import sys
 import tempfile
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 import wcodec
 
 if len(sys.argv) > 1:
     path = Path(sys.argv[1])
 else:
+    import torch
+    from safetensors.torch import save_file
+
     path = Path(tempfile.mkdtemp()) / "random.safetensors"
     made = {"up": torch.randn(512, 256) / 16, "down": torch.randn(256, 512) / 23, "norm": torch.ones(256)}
     save_file({name: tensor.bfloat16() for name, tensor in made.items()}, path)

@@ -1,6 +1,6 @@
 """Multiply by packed weights: on the GPU where there is one, correct and unhurried on the CPU elsewhere.
 
-Run: python examples/linear.py
+Run: python examples/linear.py      (needs the extra [torch])
 """
 
 import torch

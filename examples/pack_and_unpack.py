@@ -1,14 +1,12 @@
 """Pack a file, check it, and get the same bytes back.
 
 Run: python examples/pack_and_unpack.py [model.safetensors]
+Without an argument it makes random weights, with torch.
 """
 
 import sys
 import tempfile
 from pathlib import Path
-
-import torch
-from safetensors.torch import save_file
 
 import wcodec
 
@@ -16,6 +14,9 @@ folder = Path(tempfile.mkdtemp())
 if len(sys.argv) > 1:
     source = Path(sys.argv[1])
 else:
+    import torch
+    from safetensors.torch import save_file
+
     source = folder / "random.safetensors"
     save_file({"weight": (torch.randn(512, 256) / 16).bfloat16()}, source)
 

@@ -1,6 +1,7 @@
 """Load a BF16 model packed, save it packed, load that again.
 
 Run: python examples/transformers_model.py [directory of a BF16 causal language model]
+Needs the extra [transformers].
 """
 
 import sys
