@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from wcodec.workspace import Workspaces
 
-_CHECK_BYTES = 16 << 20  # decoded at once when a packed weight is compared with its source
+CHECK_BYTES = 16 << 20  # decoded at once when a packed weight is compared with its source
 _HASHING_THREADS = 4  # one hashes 5 … 9 GB/s, less than a GPU takes in
 
 
@@ -36,8 +36,9 @@ def prepare(
     """Pack weights onto a device and get their kernels ready.
 
     Packing runs on the GPU and gives the bytes that `wcodec.encode` gives; every weight is decoded again and
-    compared with its source before it is used. Weights go through one at a time: the peak of memory is what
-    is packed and one matrix.
+    compared with its source before it is used. Weights go through one at a time: the peak of GPU memory is
+    what is packed and one matrix. For a GPU, tensors on the host are hashed ahead: a mapping that makes its
+    tensors when asked has five of them at once.
 
     Parameters
     ----------
@@ -273,7 +274,7 @@ def _check(packed: PackedWeight, source: torch.Tensor, name: str | None) -> None
     import torch
 
     matrix = source.reshape(packed.n, packed.k)
-    rows = max(TILE, _CHECK_BYTES // max(2 * packed.k, 1) // TILE * TILE)
+    rows = max(TILE, CHECK_BYTES // max(2 * packed.k, 1) // TILE * TILE)
     buffer = torch.empty(min(rows, packed.n), packed.k, dtype=torch.bfloat16, device=source.device)
     for first in range(0, packed.n, rows):
         last = min(first + rows, packed.n)

@@ -19,7 +19,7 @@ ESCAPE = 15
 
 @intrinsic  # type: ignore[misc]
 def split_group(typingctx: Any, bits: Any, rest: Any, pairs: Any, table: Any, table_end: Any) -> Any:
-    """Undo `join_group`: the parameters and the result are the same."""
+    """Undo `join_group`, with its result: here `bits` is read, `rest` and `pairs` are written."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> ir.Value:
         bits, rest, pairs, *tables = args

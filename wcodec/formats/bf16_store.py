@@ -30,7 +30,7 @@ _SYMBOLS = 15  # exponents with a symbol of their own; the sixteenth symbol stan
 _PAIRS_HEAD_BYTES = 1 + _SYMBOLS + 4
 _PAIRS_WEIGHTS = 1024  # in smaller chunks the table costs more than it saves
 _ESCAPES_SHIFT = 6  # one weight in 64 at most: above that exponents are coded as they are
-_SAMPLE = 1 << 15  # which exponents are common shows in about this many of them
+_SAMPLE = 1 << 15  # which exponents are common shows in a third of this many to all of them
 
 #: What a frame of incompressible bytes takes beyond them, at most.
 _FRAME_SLACK_BYTES = 4096
@@ -228,7 +228,8 @@ def _encode_chunk(bits: U16, rest: U8) -> list[U8]:
     """Write the rest bytes of a chunk and return the parts of its coded exponents."""
     from wcodec.formats._bf16_store_jit import exponent_counts, split, split_pairs
 
-    counts = exponent_counts(bits, 1 + 2 * (bits.size // _SAMPLE))
+    step = 1 + 2 * (bits.size // _SAMPLE)  # odd, so that it visits every column of a power of two
+    counts = exponent_counts(bits, step)
     # A matrix has more exponents than symbols. With fewer, the table would hold bytes that nothing checks.
     if bits.size >= _PAIRS_WEIGHTS and np.count_nonzero(counts) >= _SYMBOLS:
         table = np.argsort(-counts, kind="stable")[:_SYMBOLS].astype(np.uint8)
