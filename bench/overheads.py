@@ -28,7 +28,7 @@ from wcodec.nn import PackedLinear
 SHAPE = (8192, 1024)  # small, so that the GPU is done before the host
 START_SHAPE = (4096, 8192)
 BIG_SHAPE = (28672, 4096)
-CALLS, ROUNDS = 50, 60
+CALLS, ROUNDS, WARM_UP_ROUNDS = 50, 60, 5
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def call_times() -> list[Figure]:
             torch.cuda.synchronize()
     label = f"a call of {{}} at m = 1, {SHAPE[0]}×{SHAPE[1]}"
     return [
-        Figure(label.format(name), float(np.median(times[name][5:])), "µs", target)
+        Figure(label.format(name), float(np.median(times[name][WARM_UP_ROUNDS:])), "µs", target)
         for name, (_, target) in calls.items()
     ]
 
@@ -122,6 +122,8 @@ def pinned_weights(gigabytes: float) -> dict[str, torch.Tensor]:
 def prepare_times(gigabytes: float) -> list[Figure]:
     """Seconds of `prepare` from pinned memory, and its peak of device memory."""
     weights = pinned_weights(gigabytes)
+    if not weights:
+        return []
     nbytes, largest = sum(w.nbytes for w in weights.values()), next(iter(weights.values())).nbytes
     wcodec.prepare({"first": weights["0"]})
     torch.cuda.empty_cache()
