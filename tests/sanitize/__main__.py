@@ -1,4 +1,6 @@
-"""Run every kernel under compute-sanitizer and print who is clean: ``python -m tests.sanitize``.
+"""Run kernels under compute-sanitizer and print who is clean: ``python -m tests.sanitize``.
+
+All of BF16 and router weights are here, those of routed experts are not.
 
 memcheck finds accesses outside of buffers, racecheck shared memory that is read or written without a barrier
 between, synccheck barriers that not all threads reach. Each kernel has a process of its own per tool. First
