@@ -77,9 +77,6 @@ WC_DEVICE void tensor_multicast(u32 smem, const TensorMap* map, u32 x, u32 y, u3
 
 WC_DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-// Orders this thread's ordinary shared-memory accesses before later ones of the copy engine and of wgmma.
-WC_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // ---- programmatic dependent launch --------------------------------------------------------------------------------
 
 // Waits until the kernels before this one in the stream have finished; returns at once without a PDL launch.
