@@ -214,7 +214,7 @@ def environment() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),  # as typed: argv has -m as an absolute path
         "gpu": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "torch": torch.__version__,
