@@ -22,7 +22,7 @@ if __name__ == "__main__":  # run as a script: find the packages beside this fol
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import wcodec
-from bench.harness import Row, Session, relative_error, save
+from bench.harness import Row, Session, poison, relative_error, save
 from bench.intervals import Estimate, Pairs, geometric_mean, ratio_of_sums
 
 ROUTER = "router"
@@ -88,6 +88,7 @@ def measure(session: Session, name: str, tokens: Sequence[int], policies: Sequen
         graphs = {label: session.capture(run) for label, run in candidates.items()}
         base = list(graphs)[session.best(list(graphs.values()))] if len(graphs) > 1 else next(iter(graphs))
         for policy, packed in states.items():
+            poison(torch.empty_like(reference, dtype=w.dtype))  # freed at once: the output's memory
             error = relative_error(wcodec.linear(x, packed), reference)
             if not error < (FP32_BOUND if name == ROUTER else BF16_BOUND):
                 raise SystemExit(f"{name} m={m} keep={policy}: relative error {error:.1e}")

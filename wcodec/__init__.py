@@ -12,7 +12,7 @@ torch nor a GPU:
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -36,6 +36,9 @@ _HOMES = {
     "MismatchError": "wcodec.errors",
     "UnsupportedError": "wcodec.errors",
 }
+
+#: Those that multiply; the rest of the package does without torch.
+_NEED_TORCH = ("prepare", "linear", "compress_")
 
 __all__ = ["__version__", *sorted(_HOMES)]
 
@@ -61,6 +64,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'wcodec' has no attribute {name!r}")
+    if name in _NEED_TORCH and importlib.util.find_spec("torch") is None:
+        from wcodec.errors import UnsupportedError
+
+        raise UnsupportedError(f"wcodec.{name} needs torch", mend="pip install 'wcodec[torch]'")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
