@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": 1, "docs/inference.md": 2}
+PAGES = {"README.md": 1, "docs/inference.md": 2, "docs/experts.md": 1}
 
 
 @pytest.mark.parametrize("page", PAGES)
