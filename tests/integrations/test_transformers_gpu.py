@@ -21,7 +21,7 @@ from wcodec.nn import PackedLinear
 pytestmark = pytest.mark.gpu
 
 WIDE = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 4096, "num_attention_heads": 8}
-CHECK_BYTES = 64 << 20  # what comparing a packed weight with its source may take besides
+CHECK_BYTES = 24 << 20  # of comparing a packed weight with its source: decoded rows and what differs
 
 
 @pytest.fixture(scope="module")
