@@ -61,12 +61,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice, ready to run: ``run(x, out, bias)`` takes x (m, K) and out (m, N)."""
+    """A choice, ready to run: ``run(x, out, bias)`` takes x (m, K) and out (m, N).
+
+    `by_address` says that it asks x and out for their addresses alone: leading dimensions need no view.
+    """
 
     tokens: int
     choice: Choice
     run: Run
     workspace_bytes: int = 0
+    by_address: bool = False
 
     def describe(self) -> dict[str, Any]:
         """Return the choice as JSON-ready values (see `PackedWeight.explain`)."""
@@ -102,7 +106,7 @@ def make_plan(weight: PackedWeight, tokens: int) -> Plan:
         rest = make_plan(weight, tokens % limit) if tokens % limit else None
         return Plan(tokens, choice, chunked_path(whole.run, rest.run if rest else None, limit))
     bound = KERNELS[choice.path].bind(weight, tokens, choice.config)
-    return Plan(tokens, choice, bound.run, bound.workspace_bytes)
+    return Plan(tokens, choice, bound.run, bound.workspace_bytes, by_address=True)
 
 
 def choose(n: int, k: int, tokens: int, info: DeviceInfo, max_tokens: int, has_original: bool) -> Choice:

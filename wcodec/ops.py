@@ -97,21 +97,24 @@ def _linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None) ->
     ):
         raise _misfit(x, packed, bias)
     tokens = shape[0] if rank == 2 else math.prod(shape[:-1])
-    out = torch.empty((tokens, n), dtype=dtype, device=packed.device)
+    out = torch.empty((tokens, n) if rank == 2 else (*shape[:-1], n), dtype=dtype, device=packed.device)
     if tokens and n and k:
         plan = packed.plans.get(tokens) or packed.plan(tokens)
-        if rank != 2 or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT_BYTES or k % _ALIGNMENT:
+        if not x.is_contiguous() or x.data_ptr() % _ALIGNMENT_BYTES or k % _ALIGNMENT:
             x = _aligned(x.reshape(tokens, k), packed)
         if bias is not None and not bias.is_contiguous():
             bias = bias.contiguous()
+        rows = out
+        if rank != 2 and not plan.by_address:
+            x, rows = x.reshape(tokens, k), out.view(tokens, n)
         if packed.index is None or packed.index == torch._C._cuda_getDevice():
-            plan.run(x, out, bias)
+            plan.run(x, rows, bias)
         else:
             with torch.cuda.device(packed.index):
-                plan.run(x, out, bias)
+                plan.run(x, rows, bias)
     elif tokens and n:  # an empty sum
         out.zero_() if bias is None else out.copy_(bias.expand_as(out))
-    return out if rank == 2 else out.view(*shape[:-1], n)
+    return out
 
 
 def _aligned(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
