@@ -57,11 +57,14 @@ def call_times() -> list[Figure]:
     w = weight(SHAPE)
     packed = wcodec.prepare({"w": w})["w"]
     x = torch.randn(1, SHAPE[1], device="cuda").bfloat16()
+    batch = x[None]  # as models call it
     layer = torch.nn.Linear(SHAPE[1], SHAPE[0], bias=False, device="cuda", dtype=torch.bfloat16)
     module = PackedLinear.from_linear(layer)
     calls: dict[str, tuple[Callable[[], object], float | None]] = {
         "wcodec.linear": (lambda: wcodec.linear(x, packed), 12.0),
         "F.linear": (lambda: F.linear(x, w), None),
+        "wcodec.linear with a batch dimension": (lambda: wcodec.linear(batch, packed), None),
+        "F.linear with a batch dimension": (lambda: F.linear(batch, w), None),
         "PackedLinear": (lambda: module(x), None),
         "nn.Linear": (lambda: layer(x), None),
     }
