@@ -11,6 +11,25 @@ import numpy as np
 
 from wcodec._compiled import compiled
 from wcodec.formats._bf16_store_simd import ESCAPE, GROUP, join_group, split_group
+from wcodec.formats._bf16_w12_jit import as_word
+
+
+@compiled(inline="always")
+def _exponent(word):
+    return np.uint8((word >> np.uint16(7)) & np.uint16(0xFF))
+
+
+@compiled(inline="always")
+def _rest(word):
+    """Sign and mantissa."""
+    return np.uint8(((word >> np.uint16(8)) & np.uint16(0x80)) | (word & np.uint16(0x7F)))
+
+
+@compiled(inline="always")
+def _weight(exponent, rest):
+    high = np.uint16(rest)
+    sign = np.uint16((high & np.uint16(0x80)) << np.uint16(8))
+    return sign | np.uint16(np.uint16(exponent) << np.uint16(7)) | (high & np.uint16(0x7F))
 
 
 @compiled()
@@ -18,17 +37,15 @@ def split(bits: Any, exponents: Any, rest: Any) -> None:
     """Split uint16 `bits` (1-D) into exponent bytes and sign-and-mantissa bytes (uint8, 1-D)."""
     for i in range(bits.size):
         word = bits[i]
-        exponents[i] = np.uint8((word >> np.uint16(7)) & np.uint16(0xFF))
-        rest[i] = np.uint8(((word >> np.uint16(8)) & np.uint16(0x80)) | (word & np.uint16(0x7F)))
+        exponents[i] = _exponent(word)
+        rest[i] = _rest(word)
 
 
 @compiled()
 def join(exponents: Any, rest: Any, bits: Any) -> None:
     """Undo `split`."""
     for i in range(bits.size):
-        high = np.uint16(rest[i])
-        sign = np.uint16((high & np.uint16(0x80)) << np.uint16(8))
-        bits[i] = sign | np.uint16(np.uint16(exponents[i]) << np.uint16(7)) | (high & np.uint16(0x7F))
+        bits[i] = _weight(exponents[i], rest[i])
 
 
 @compiled()
@@ -36,7 +53,7 @@ def exponent_counts(bits: Any, step: int) -> Any:
     """How often each exponent occurs among every `step`-th weight."""
     counts = np.zeros(256, dtype=np.int64)
     for i in range(0, bits.size, step):
-        counts[(bits[i] >> np.uint16(7)) & np.uint16(0xFF)] += 1
+        counts[_exponent(bits[i])] += 1
     return counts
 
 
@@ -57,7 +74,7 @@ def split_pairs(bits: Any, table: Any, rest: Any, pairs: Any, escapes: Any) -> i
     int
         Number of escapes; -1 if there are more than fit.
     """
-    first, second = _packed(table)
+    first, second = as_word(table[:8]), as_word(table[8:])
     source, other = np.uint64(bits.ctypes.data), np.uint64(rest.ctypes.data)
     target = np.uint64(pairs.ctypes.data)
     count = 0
@@ -72,11 +89,11 @@ def split_pairs(bits: Any, table: Any, rest: Any, pairs: Any, escapes: Any) -> i
                 if _symbol(pairs, i) == ESCAPE:
                     if count == escapes.size:
                         return -1
-                    escapes[count] = np.uint8((bits[i] >> np.uint16(7)) & np.uint16(0xFF))
+                    escapes[count] = _exponent(bits[i])
                     count += 1
     for i in range(groups * GROUP, bits.size):
-        exponent = np.uint8((bits[i] >> np.uint16(7)) & np.uint16(0xFF))
-        rest[i] = np.uint8(((bits[i] >> np.uint16(8)) & np.uint16(0x80)) | (bits[i] & np.uint16(0x7F)))
+        exponent = _exponent(bits[i])
+        rest[i] = _rest(bits[i])
         symbol = np.uint8(0)
         while symbol < ESCAPE and table[symbol] != exponent:
             symbol += np.uint8(1)
@@ -90,17 +107,6 @@ def split_pairs(bits: Any, table: Any, rest: Any, pairs: Any, escapes: Any) -> i
         else:
             pairs[i >> 1] = symbol
     return count
-
-
-@compiled()
-def _packed(table: Any) -> Any:
-    """Fifteen bytes as two words, the first byte lowest."""
-    first, second = np.uint64(0), np.uint64(0)
-    for i in range(8):
-        first |= np.uint64(table[i]) << np.uint64(8 * i)
-    for i in range(8, ESCAPE):
-        second |= np.uint64(table[i]) << np.uint64(8 * i - 64)
-    return first, second
 
 
 @compiled()
@@ -120,7 +126,7 @@ def join_pairs(pairs: Any, table: Any, escapes: Any, rest: Any, bits: Any) -> in
     """
     if bits.size % 2 and pairs[bits.size >> 1] >> np.uint8(4):
         return -1
-    first, second = _packed(table)
+    first, second = as_word(table[:8]), as_word(table[8:])
     source, other = np.uint64(pairs.ctypes.data), np.uint64(rest.ctypes.data)
     target = np.uint64(bits.ctypes.data)
     used = 0
@@ -146,7 +152,5 @@ def join_pairs(pairs: Any, table: Any, escapes: Any, rest: Any, bits: Any) -> in
             used += 1
         else:
             return -1
-        high = np.uint16(rest[i])
-        sign = np.uint16((high & np.uint16(0x80)) << np.uint16(8))
-        bits[i] = sign | np.uint16(np.uint16(exponent) << np.uint16(7)) | (high & np.uint16(0x7F))
+        bits[i] = _weight(exponent, rest[i])
     return used

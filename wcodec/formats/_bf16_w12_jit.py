@@ -47,10 +47,10 @@ def count_high_exponents(bits: Any, counts: Any) -> None:
 
 
 @compiled()
-def _as_word(table: Any) -> int:
-    """The table's eight bytes as a u64, first entry in the lowest byte."""
+def as_word(table: Any) -> int:
+    """A table of up to eight bytes as a u64, first entry in the lowest byte."""
     word = np.uint64(0)
-    for i in range(8):
+    for i in range(table.size):
         word |= np.uint64(table[i]) << np.uint64(8 * i)
     return word
 
@@ -123,7 +123,7 @@ def encode_rows(bits: Any, table: Any, bricks: Any, overflow: Any) -> int:
     """
     rows, cols = bits.shape
     tile_columns = (cols + TILE - 1) // TILE
-    outside, packed_table = _outside(table), _as_word(table)
+    outside, packed_table = _outside(table), as_word(table)
     scratch = np.empty((TILE, TILE), dtype=np.uint16)
     entries = np.empty(QUARTER_WEIGHTS, dtype=np.uint32)
     used = 0
@@ -228,7 +228,7 @@ def decode_rows(bricks: Any, table: Any, overflow: Any, bits: Any) -> int:
     """
     rows, cols = bits.shape
     tile_columns = (cols + TILE - 1) // TILE
-    packed_table = _as_word(table)
+    packed_table = as_word(table)
     scratch = np.empty((TILE, TILE), dtype=np.uint16)
     for index in range(bricks.shape[0]):
         row0, col0 = (index // tile_columns) * TILE, (index % tile_columns) * TILE
@@ -258,7 +258,7 @@ def decode_rows(bricks: Any, table: Any, overflow: Any, bits: Any) -> int:
 def count_overflow(bits: Any, table: Any) -> int:
     """Overflow entries that `encode_rows` would write for these rows, without encoding."""
     rows, cols = bits.shape
-    outside, packed_table = _outside(table), _as_word(table)
+    outside, packed_table = _outside(table), as_word(table)
     whole = cols - cols % TILE
     address = np.uint64(bits.ctypes.data)
     stride = np.uint64(bits.strides[0])
