@@ -10,20 +10,6 @@ import torch
 from bench.intervals import Pairs
 
 
-def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
-    """Capture `run` after warming it up on the capturing stream."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph
-
-
 def alternate(base: Callable[[], None], ours: Callable[[], None], calls: int, blocks: int) -> Pairs:
     """Time blocks of `calls` calls in alternation; µs per call."""
     times = np.zeros((2, blocks))

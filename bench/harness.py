@@ -118,14 +118,7 @@ class Session:
         Everything is warmed up and captured on one stream of the session: what libraries and kernels keep
         per stream (workspaces) is then there before the capture, and no memset of it gets into the graph.
         """
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
-            for _ in range(3):
-                run()
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._side):
-            output = run()
+        graph, output = capture(run, self._side)
         self._alive += [graph, output, run]
         return graph
 
@@ -196,6 +189,19 @@ class Session:
         return self.capture(
             lambda: frame(self.stream(), data.data_ptr(), data.numel() // 16, self._sink.data_ptr())
         )
+
+
+def capture(run: Callable[[], Any], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture `run` on a stream of the current device, after three calls there; return what it returned, too."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output = run()
+    return graph, output
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:
