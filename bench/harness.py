@@ -191,8 +191,11 @@ class Session:
         )
 
 
-def capture(run: Callable[[], Any], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture `run` on a stream of the current device, after three calls there; return what it returned, too."""
+def capture(
+    run: Callable[[], Any], stream: torch.cuda.Stream | None = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture `run` on a stream, or one of its own, after three calls there; return its output, too."""
+    stream = stream or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):

@@ -144,7 +144,7 @@ def measure_llama(plain: Any, packed: Any, wide: Any, batch: int) -> dict[str, A
         decoder.prefill(prompt)
     eager = [block(each, each.step) for each in (base, ours)]
     row["eager"] = speeds(alternate(*eager, BLOCK_STEPS, EAGER_BLOCKS), batch)
-    graphs = [block(each, capture(each.step, torch.cuda.Stream())[0].replay) for each in (base, ours)]
+    graphs = [block(each, capture(each.step)[0].replay) for each in (base, ours)]
     row |= speeds(alternate(*graphs, BLOCK_STEPS, BLOCKS), batch)
     print(
         f"llama batch {batch:2}: {row['bf16_per_s']:8.0f} -> {row['packed_per_s']:8.0f} tokens/s"
@@ -273,7 +273,7 @@ def replayed(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], bool]
 
     try:
         with torch.no_grad():
-            return repeat(capture(run, torch.cuda.Stream())[0].replay), True
+            return repeat(capture(run)[0].replay), True
     except RuntimeError:
         torch.cuda.synchronize()
         return repeat(run), False

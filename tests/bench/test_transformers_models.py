@@ -45,7 +45,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "EAGER_BLOCKS": 1,
         "BLOCK_STEPS": 1,
         "NEW_TOKENS": 4,
-        "capture": FakeGraph,
+        "capture": lambda run: (FakeGraph(run), None),
         "environment": dict,
     }.items():
         monkeypatch.setattr(bench, name, value)
