@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from wcodec.errors import UnsupportedError, WCodecError
+from wcodec.state import VIEW_BYTES, aligned
 
 if TYPE_CHECKING:
     import torch
 
 TILE = 64
 BRICK_BYTES = 2304  # raw scales
-ALIGNMENT_BYTES = 16  # of what kernels read and write as vectors
 #: What decoded operands lack, `kDecodedFactor` in ``decoders_cuda/nvfp4_s5.cuh``.
 DECODED_FACTOR = 256.0
 # Bits of (mantissa, low exponent, sign) of weight p of a step in its u32; the high exponent bit follows the
@@ -170,7 +170,7 @@ def prepare(weights: Weights, config: Config) -> State:
         torch.stack([to_bricks(w, s) for w, s in zip(weights.w2, scale2, strict=True)]),
         weights.w2_global,
         torch.where(nan2.flatten(1).any(1), torch.nan, factors2).contiguous(),
-        _aligned(weights.post_norm),
+        aligned(weights.post_norm),
         table,
         first,
     )
@@ -233,33 +233,24 @@ def forward(
         or out.dtype != torch.bfloat16
         or out.device != state.device
         or not out.is_contiguous()
-        or out.data_ptr() % ALIGNMENT_BYTES
+        or out.data_ptr() % VIEW_BYTES
     ):
         raise WCodecError(
             f"out is {out.dtype} {list(out.shape)} on {out.device}",
-            mend=f"pass contiguous bfloat16 {list(x.shape)} on {state.device}, on {ALIGNMENT_BYTES} bytes",
+            mend=f"pass contiguous bfloat16 {list(x.shape)} on {state.device}, on {VIEW_BYTES} bytes",
         )
     step = moe.MAX_ROUTES // config.top_k
     with torch.cuda.device(state.device):
         for at in range(0, tokens, step):
             part = slice(at, at + step)
             moe.launch(
-                _aligned(x[part]),
+                aligned(x[part]),
                 topk_ids[part].contiguous(),
                 topk_weights[part].contiguous(),
                 state,
                 out[part],
             )
     return out
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy of it, contiguous and where the kernels' vector loads may begin."""
-    import torch
-
-    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT_BYTES == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def restore(state: State) -> Weights:

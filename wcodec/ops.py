@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from wcodec.errors import WCodecError
-from wcodec.state import PackedWeight, weight_of
+from wcodec.state import VIEW_BYTES, PackedWeight, aligned, weight_of
 
-_ALIGNMENT_BYTES = 16  # of x's base and rows: what the copy engine and 16-byte loads ask for
-_ALIGNMENT = _ALIGNMENT_BYTES // 2
+_ROW_ELEMENTS = VIEW_BYTES // 2  # rows of x start where its base may: the copy engine asks for both
 
 _library: Any = torch.library.Library("wcodec", "DEF")  # type: ignore[no-untyped-call]
 _expect: Any = torch._check
@@ -100,7 +99,7 @@ def _linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None) ->
     out = torch.empty((tokens, n) if rank == 2 else (*shape[:-1], n), dtype=dtype, device=packed.device)
     if tokens and n and k:
         plan = packed.plans.get(tokens) or packed.plan(tokens)
-        if not x.is_contiguous() or x.data_ptr() % _ALIGNMENT_BYTES or k % _ALIGNMENT:
+        if not x.is_contiguous() or x.data_ptr() % VIEW_BYTES or k % _ROW_ELEMENTS:
             x = _aligned(x.reshape(tokens, k), packed)
         if bias is not None and not bias.is_contiguous():
             bias = bias.contiguous()
@@ -122,13 +121,9 @@ def _aligned(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 
     The zeros lie behind the K columns of the result, whose row stride tells the kernels about them.
     """
-    padding = -packed.k % _ALIGNMENT
+    padding = -packed.k % _ROW_ELEMENTS
     if not padding or packed.is_raw or not x.is_cuda:
-        return (
-            x
-            if x.is_contiguous() and x.data_ptr() % _ALIGNMENT_BYTES == 0
-            else x.clone(memory_format=torch.contiguous_format)
-        )
+        return aligned(x)
     wide = x.new_zeros(x.shape[0], packed.k + padding)
     wide[:, : packed.k] = x
     return wide[:, : packed.k]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 256
 KEEP = ("packed", "both")
-VIEW_BYTES = 16
+VIEW_BYTES = 16  # where what kernels read as vectors, or torch as wider types, may begin
 
 _ROUTER_ROWS = 1024  # FP32 matrices of up to this many rows are taken for routers
 
@@ -264,6 +264,15 @@ def weight_of(blob: torch.Tensor) -> PackedWeight:
 def starts_aligned(blob: torch.Tensor) -> bool:
     """Whether kernels' 16-byte loads, and views as wider types, may begin where the blob does."""
     return not (blob.storage_offset() % VIEW_BYTES or (blob.is_cuda and blob.data_ptr() % VIEW_BYTES))
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy of it, contiguous and where kernels' 16-byte loads may begin."""
+    import torch
+
+    if tensor.is_contiguous() and tensor.data_ptr() % VIEW_BYTES == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def wrap_blob(

@@ -15,14 +15,12 @@ from wcodec.formats.bf16_w12 import Bf16W12
 from wcodec.formats.raw import Raw
 from wcodec.integrations.swapping import may_shrink, put_packed
 from wcodec.packed import TAIL_BYTES, Footer, PackedTensor
-from wcodec.state import PackedWeight, wrap_blob
+from wcodec.state import PackedWeight, aligned, wrap_blob
 
 if TYPE_CHECKING:
     from wcodec.integrations.transformers import WCodecHfQuantizer
 
 logger = logging.get_logger(__name__)
-
-_VIEW_BYTES = 16  # alignment of a blob that is read through wider types
 
 
 class Decode(ConversionOps):
@@ -133,8 +131,7 @@ def _is_blob(tensor: torch.Tensor) -> bool:
 
 def _open(blob: torch.Tensor, name: str, **settings: Any) -> PackedWeight | torch.Tensor:
     """Return the weight of a blob, or its tensor where no kernel reads its format (the storage profile)."""
-    if blob.data_ptr() % _VIEW_BYTES or not blob.is_contiguous():
-        blob = blob.clone(memory_format=torch.contiguous_format)
+    blob = aligned(blob)
     if _format_code(blob) in (Raw.code, Bf16W12.code):
         return wrap_blob(blob, tensor=name, **settings)
     packed = PackedTensor.from_blob(blob.cpu().numpy(), tensor=name)
