@@ -11,7 +11,7 @@ from wcodec.cuda.device import DeviceInfo
 from wcodec.kernels import gemm, gemv
 from wcodec.kernels.gemm import TILE, GemmConfig
 from wcodec.kernels.gemv import GemvConfig
-from wcodec.tables import packaged
+from wcodec.tables import Entry, packaged
 
 Config = TypeVar("Config", GemvConfig, GemmConfig)
 
@@ -25,15 +25,18 @@ _BRICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 33, 34)
 _TOKENS = (16, 32, 64, 128, 256)
 
 
+def measured(kernel: str) -> list[Entry]:
+    """Entries of one kernel in the tables that the package brings."""
+    return [entry for _, _, table in packaged() for entry in table if entry.kernel == kernel]
+
+
 def _gemv() -> set[GemvConfig]:
-    measured = (entry for _, _, table in packaged() for entry in table if entry.kernel == "gemv")
-    tables = {GemvConfig(**(entry.config or {})) for entry in measured}
+    tables = {GemvConfig(**(entry.config or {})) for entry in measured("gemv")}
     return tables | {config for row in gemv.INSTANCES.values() for _, config in row}
 
 
 def _gemm() -> set[GemmConfig]:
-    measured = (entry for _, _, table in packaged() for entry in table if entry.kernel == "gemm")
-    tables = {GemmConfig(**(entry.config or {})) for entry in measured}
+    tables = {GemmConfig(**(entry.config or {})) for entry in measured("gemm")}
     shapes = itertools.product((*_FEW_ROW_TILES, *_MANY_ROW_TILES), _BRICKS, _TOKENS)
     return tables | {gemm.default_config(TILE * n, TILE * k, m, H200) for n, k, m in shapes}
 

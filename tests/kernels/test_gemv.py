@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.chosen import measured
 from tests.kernels.gemv_instances import EXAMPLES
 from tests.kernels.sass import disassemble, main_loop
 from wcodec.cuda.compiler import compile_cubin, compile_many
@@ -21,7 +22,6 @@ from wcodec.kernels.gemv import (
     default_config,
     instances,
 )
-from wcodec.tables import packaged
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -41,7 +41,7 @@ def shipped(gpu: str) -> list[GemvConfig]:
 
 
 def measured() -> list[GemvConfig]:
-    entries = [entry for _, _, table in packaged() for entry in table if entry.kernel == "gemv"]
+    entries = measured("gemv")
     return sorted({GemvConfig(**(entry.config or {})) for entry in entries}, key=str)
 
 
