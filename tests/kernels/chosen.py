@@ -25,18 +25,18 @@ _BRICKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 33, 34)
 _TOKENS = (16, 32, 64, 128, 256)
 
 
-def measured(kernel: str) -> list[Entry]:
+def entries_of(kernel: str) -> list[Entry]:
     """Entries of one kernel in the tables that the package brings."""
     return [entry for _, _, table in packaged() for entry in table if entry.kernel == kernel]
 
 
 def _gemv() -> set[GemvConfig]:
-    tables = {GemvConfig(**(entry.config or {})) for entry in measured("gemv")}
+    tables = {GemvConfig(**(entry.config or {})) for entry in entries_of("gemv")}
     return tables | {config for row in gemv.INSTANCES.values() for _, config in row}
 
 
 def _gemm() -> set[GemmConfig]:
-    tables = {GemmConfig(**(entry.config or {})) for entry in measured("gemm")}
+    tables = {GemmConfig(**(entry.config or {})) for entry in entries_of("gemm")}
     shapes = itertools.product((*_FEW_ROW_TILES, *_MANY_ROW_TILES), _BRICKS, _TOKENS)
     return tables | {gemm.default_config(TILE * n, TILE * k, m, H200) for n, k, m in shapes}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.chosen import measured
+from tests.kernels.chosen import entries_of
 from tests.kernels.gemv_instances import EXAMPLES
 from tests.kernels.sass import disassemble, main_loop
 from wcodec.cuda.compiler import compile_cubin, compile_many
@@ -41,7 +41,7 @@ def shipped(gpu: str) -> list[GemvConfig]:
 
 
 def measured() -> list[GemvConfig]:
-    entries = measured("gemv")
+    entries = entries_of("gemv")
     return sorted({GemvConfig(**(entry.config or {})) for entry in entries}, key=str)
 
 
