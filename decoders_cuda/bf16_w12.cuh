@@ -2,7 +2,7 @@
 //
 // A brick is 64 rows × 64 columns in 6,208 bytes: four quarters of 16 rows (1,536 bytes each) and a patch area.
 // A warp decodes one quarter into 16 registers, `a[4 * step + i]`: the A operands of four m16n8k16 products. Patches go
-// into the high bytes before these meet the low bytes: 8 registers to choose from instead of 16.
+// into the high bytes, 8 registers, before these meet the low bytes.
 // Cost: 11 integer instructions per 8 weights and lane.
 #pragma once
 
@@ -20,6 +20,8 @@ constexpr u32 kSteps = 4;
 constexpr u32 kStepCols = 16;
 constexpr u32 kPlaneBytes = 512;    // 32 lanes × 16 bytes
 constexpr u32 kQuarterBytes = 1536; // planes: low bytes of steps 0-1, of steps 2-3, codes
+constexpr u32 kRegisterBytes = 128; // 32 lanes × 4 bytes
+constexpr u32 kHighBytes = 1024;    // the high bytes of a quarter, 8 registers
 constexpr u32 kPatchOffset = 6144;
 constexpr u32 kPatchBytes = 16;
 constexpr u32 kInlineMax = 6;       // patches that fit into a patch word
@@ -31,6 +33,7 @@ static_assert(kQuarters * kQuarterRows == kTileRows && kSteps * kStepCols == kTi
 static_assert(kQuarterRows * kTileCols * 12 / 8 == kQuarterBytes, "12 bits per weight");
 static_assert(3 * kPlaneBytes == kQuarterBytes && kQuarters * kQuarterBytes == kPatchOffset, "planes");
 static_assert(kPatchOffset + kQuarters * kPatchBytes == kBrickBytes, "patch area");
+static_assert(kHighBytes == kQuarterRows * kTileCols && kHighBytes == 8 * kRegisterBytes, "one high byte per weight");
 static_assert(kInlineMax * kInlineBits <= 120, "the tag is byte 15 of a patch word");
 
 // The eight values of the high exponent bits, bytes 0-3 and 4-7; each below 0x80.
@@ -87,40 +90,10 @@ WC_HOST_DEVICE u32x4 next_entry(u32x4 word) {
             funnel_right(word.z, word.w, kInlineBits), word.w >> kInlineBits};
 }
 
-// Overwrites the high byte of one weight if `lane` holds it. An entry is position (l + 32 j + 128 p) in bits 0-9, high
-// byte in bits 10-17; it is the same for the whole warp, so register indices stay compile-time constants.
-WC_HOST_DEVICE void patch_high(u32 (&high)[8], u32 entry, u32 lane) {
-    constexpr u32 kRegisterBits = 0x260;  // j and p / 4: which of the 8 registers
-    const u32 shift = entry >> 4 & 0x18;  // 8 * (p % 4)
-    const u32 hit = (entry & 31) == lane ? 0xffu : 0u;
-    const u32 mask = hit << shift, value = (entry >> 10 & hit) << shift;
-    WC_UNROLL
-    for (u32 r = 0; r < 8; ++r) {
-        if ((entry & kRegisterBits) == ((r >> 1) << 5 | (r & 1) << 9)) high[r] = (high[r] & ~mask) | value;
-    }
-}
-
-// Applies a quarter's patch word: afterwards `high` holds the original high bytes. `overflow` is the tensor's overflow
-// list; the caller has validated its ranges. On the device the whole warp calls this with the same word.
-WC_HOST_DEVICE void patch_high(u32 (&high)[8], u32x4 word, const u32* overflow, u32 lane) {
-    const u32 tag = patch_tag(word);
-    if (tag != kOverflowTag) {
-        WC_NO_UNROLL
-        for (u32 i = 0; i < tag; ++i, word = next_entry(word)) patch_high(high, word.x, lane);
-        return;
-    }
-    const u32* entries = overflow + word.x;
-#if defined(__CUDA_ARCH__)
-    WC_NO_UNROLL
-    for (u32 first = 0; first < word.y; first += 32) {
-        const u32 count = word.y - first < 32 ? word.y - first : 32;
-        const u32 mine = lane < count ? load_word(entries + first + lane) : 0;
-        WC_NO_UNROLL
-        for (u32 i = 0; i < count; ++i) patch_high(high, __shfl_sync(~0u, mine, i), lane);
-    }
-#else
-    for (u32 i = 0; i < word.y; ++i) patch_high(high, entries[i], lane);
-#endif
+// Where an entry's byte lies among a quarter's high bytes, register by register, 32 lanes × 4 bytes each: register
+// 2 j + p / 4, byte p % 4, for the position l + 32 j + 128 p in bits 0-9. The byte itself is in bits 10-17.
+constexpr WC_HOST_DEVICE u32 high_byte(u32 entry) {
+    return (entry << 3 & 0x300) | (entry >> 2 & 0x80) | (entry << 2 & 0x7c) | (entry >> 7 & 3);
 }
 
 }  // namespace w12

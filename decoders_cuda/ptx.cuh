@@ -55,14 +55,14 @@ WC_HOST_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
 #endif
 }
 
-// Low word of (hi:lo) >> shift, 0 < shift < 32.
+// Low word of (hi:lo) >> shift, shift < 32.
 WC_HOST_DEVICE u32 funnel_right(u32 lo, u32 hi, u32 shift) {
 #if defined(__CUDA_ARCH__)
     u32 d;
     asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(lo), "r"(hi), "r"(shift));
     return d;
 #else
-    return lo >> shift | hi << (32 - shift);
+    return static_cast<u32>((static_cast<u64>(hi) << 32 | lo) >> shift);
 #endif
 }
 
@@ -93,6 +93,8 @@ WC_DEVICE u32 load_word(const u32* p) {
     return v;
 }
 
+WC_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Hides how a value came about, so that it stays in a register instead of being computed again in a loop.
 template <typename T>
 WC_DEVICE void keep(T*& v) {
@@ -115,6 +117,14 @@ WC_DEVICE u32 load_smem_word(u32 address) {
     u32 v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
     return v;
+}
+
+WC_DEVICE void store_smem_word(u32 address, u32 v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+WC_DEVICE void store_smem_byte(u32 address, u32 v) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
 // Asynchronous 16-byte copy to shared memory past L1; zeros where not `valid`.

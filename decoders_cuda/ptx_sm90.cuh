@@ -102,8 +102,6 @@ WC_DEVICE void store_relaxed(void* p, u32x4 v) {
                  : "memory");
 }
 
-WC_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 // The address in CTA `rank` of this cluster that corresponds to one of ours.
 WC_DEVICE u32 cluster_address(u32 address, u32 rank) {
     u32 remote;
@@ -141,10 +139,6 @@ WC_DEVICE void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %
 WC_DEVICE void store_smem(u32 address, u32x4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
-}
-
-WC_DEVICE void store_smem_byte(u32 address, u32 v) {
-    asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
 // Four 8 × 8 matrices of 16-bit elements, transposed on the way; lane l names row l % 8 of matrix l / 8.

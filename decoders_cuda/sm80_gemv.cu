@@ -64,6 +64,12 @@ constexpr u32 kXCopies = (kTokens + kXRowsPerCopy - 1) / kXRowsPerCopy;
 constexpr u32 kWeightSlotBytes = kRegisterRing ? 0 : kQuarters * (kQuarterBytes + Decoder::kPatchBytes);
 constexpr u32 kWeightsOffset = kXOwners * kXSlots * kXSlotBytes;
 
+// A warp applies patches in memory of its own that is free just then: where the quarter was, or with a register ring in
+// the slot that x is copied to next, beside the slots where that is too small.
+constexpr bool kScratch = kRegisterRing && kXSlotBytes < w12::kHighBytes;
+constexpr u32 kScratchBytes = kScratch ? w12::kHighBytes : 0;
+constexpr u32 kWarpBytes = kStages * kWeightSlotBytes + kScratchBytes;
+
 // Partial sums overlay what their warp alone has used: [quarter][token][row], rows padded against bank conflicts.
 constexpr u32 kSumStride = 20;
 constexpr u32 kSumFloats = kQuarters * kTokens * kSumStride;
@@ -74,7 +80,7 @@ constexpr u32 kOutputs = kRows * kTokens;
 #if WC_SPLIT > 1
 // Sums that other CTAs of the cluster hand to this one: [CTA][output]. Nothing overlays them.
 constexpr u32 kShare = (kOutputs + kSplit - 1) / kSplit;
-constexpr u32 kExchangeOffset = kWeightsOffset + kWarps * kStages * kWeightSlotBytes;
+constexpr u32 kExchangeOffset = kWeightsOffset + kWarps * kWarpBytes;
 #endif
 
 static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
@@ -99,7 +105,7 @@ WC_DEVICE void sync_sharers(u32 group) {
 extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     sm80_gemv(const u8* __restrict__ bricks, const u32* __restrict__ overflow, u32 table_lo, u32 table_hi,
               const u16* __restrict__ x, u32 ldx, const u16* __restrict__ bias, Out* __restrict__ out, u32 ldo,
-              u32 rows, u32 cols, u32 tokens) {
+              u32 rows, u32 cols, u32 tokens, u32 overflow_sectors) {
     WC_SHARED_MEMORY(smem);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 tile = blockIdx.x / kSplit, rank = blockIdx.x % kSplit;
@@ -108,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     const u32 chunks = ceil_div(cols, gemv::kTile);
     const u32 shared = smem_address(smem);
     const Decoder decoder = {{table_lo, table_hi}, overflow};
+    w12::prefetch_overflow(overflow, overflow_sectors, threadIdx.x * gridDim.x + blockIdx.x);
 
     // Weights: this warp's quarters of every kGroups-th brick of its row tile.
     u32 quarter = (tile * kRowWarps + row_warp) * kQuarters;
@@ -197,7 +204,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     for (u32 stage = 0; stage < kAhead; ++stage) fill(stage, stage, stage);
 
     float sums[kQuarters][kTokenTiles][4] = {};
-    u32 half = 0;  // register ring: which half of the x slots is being read
+    // Register ring: x_matrix and x_store point to the two halves of the x slots, `step` from the one to the other.
+    u32 step = kStages * kXSlotBytes;
+    if constexpr (kRegisterRing) x_store += step;
     WC_NO_UNROLL
     for (; base < chunks; base += kStages * kGroups) {
         WC_UNROLL
@@ -214,13 +223,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                 sync_sharers(own_group);
                 if constexpr (!kRegisterRing) fill(next, next, stage + kAhead);
             }
-            const u32 x_slot = x_matrix + (half + stage) * kXSlotBytes;
+            const u32 x_slot = x_matrix + stage * kXSlotBytes;
             WC_UNROLL
             for (u32 q = 0; q < kQuarters; ++q) {
                 u32 a[16];
                 if constexpr (kRegisterRing) {
-                    decoder.decode(a, planes[stage][q], patches[stage][q], lane);
-                    if (q == kQuarters - 1) fill(stage, kStages - half + stage, stage + kAhead);
+                    const auto scratch = [&] {
+                        return kScratch ? shared + kWeightsOffset + warp * kScratchBytes
+                                        : __shfl_sync(~0u, x_store, 0) + stage * kXSlotBytes;
+                    };
+                    decoder.decode(a, planes[stage][q], patches[stage][q], scratch, lane);
+                    if (q == kQuarters - 1) fill(stage, stage, stage + kAhead);
                 } else {
                     const u32 slot = weight_slots + stage * kWeightSlotBytes;
                     u32x4 loaded[kPlanes];
@@ -232,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                     if constexpr (Decoder::kPatchBytes != 0) {
                         patch = load_smem_word(patch_slots + stage * kWeightSlotBytes + q * Decoder::kPatchBytes);
                     }
-                    decoder.decode(a, loaded, patch, lane);
+                    decoder.decode(a, loaded, patch, [&] { return slot + q * kQuarterBytes - lane * 16; }, lane);
                 }
 #if WC_DUMP
                 const u32 index = (quarter / 4 * chunks + base + stage * kGroups) * 4 + quarter % 4 + q;
@@ -252,7 +265,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                 }
             }
         }
-        if constexpr (kRegisterRing) half = kStages - half;
+        if constexpr (kRegisterRing) {
+            x_matrix += step;
+            x_store -= step;
+            step = 0 - step;
+        }
         plane_load += kStages * kGroups * Decoder::kBrickBytes;
         patch_load += kStages * kGroups * Decoder::kBrickBytes;
         x_load += kStages * kGroups * gemv::kTile;

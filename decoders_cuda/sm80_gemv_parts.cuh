@@ -1,7 +1,7 @@
 // The pieces of sm80_gemv.cu that know the bricks: one lane's share of a quarter, as loaded, to its 16 A registers.
 #pragma once
 
-#include "bf16_w12.cuh"
+#include "bf16_w12_patches.cuh"
 
 namespace wc {
 namespace gemv {
@@ -21,15 +21,13 @@ struct Bf16W12 {
     w12::Table table;
     const u32* overflow;
 
-    // `patch` is word lane % 4 of the quarter's patch word. An all-zero word has no patches.
-    WC_DEVICE void decode(u32 (&a)[16], const u32x4 (&planes)[kPlanes], u32 patch, u32 lane) const {
+    // `patch` is word lane % 4 of the quarter's patch word. An all-zero word has no patches. `scratch` says where
+    // patches may be applied: w12::kHighBytes of shared memory.
+    template <class Scratch>
+    WC_DEVICE void decode(u32 (&a)[16], const u32x4 (&planes)[kPlanes], u32 patch, Scratch scratch, u32 lane) const {
         u32 high[8];
         w12::decode_high_quarter(high, planes[2], table);
-        if (__any_sync(~0u, patch != 0)) {
-            const u32x4 word = {__shfl_sync(~0u, patch, 0), __shfl_sync(~0u, patch, 1), __shfl_sync(~0u, patch, 2),
-                                __shfl_sync(~0u, patch, 3)};
-            w12::patch_high(high, word, overflow, lane);
-        }
+        if (__any_sync(~0u, patch != 0)) w12::patch_high(high, patch, overflow, scratch(), lane);
         w12::merge_quarter(a, planes[0], planes[1], high);
     }
 };
@@ -43,7 +41,8 @@ struct Bf16 {
     w12::Table table;
     const u32* overflow;
 
-    WC_DEVICE void decode(u32 (&a)[16], const u32x4 (&planes)[kPlanes], u32, u32) const {
+    template <class Scratch>
+    WC_DEVICE void decode(u32 (&a)[16], const u32x4 (&planes)[kPlanes], u32, Scratch, u32) const {
         WC_UNROLL
         for (u32 j = 0; j < kPlanes; ++j) {
             a[4 * j + 0] = planes[j].x;

@@ -4,10 +4,10 @@
 // Roles     WC_ROW_GROUPS · WC_COLUMN_GROUPS consumer warpgroups; behind them the producer's, one lane of which
 //           drives the copy engine. A row group is one row tile; with two column groups (WC_STAGE_BRICKS 2) each takes
 //           every second brick, which halves the latency of decoding, and they add up in shared memory. Four row
-//           groups hide each other's decoding.
+//           groups hide each other's decoding. A warp of the producer's asks for the overflow list.
 // Stage     WC_STAGE_BRICKS · 64 columns: WC_TOKENS × 128 bytes of tokens per brick under the 128-byte swizzle (TMA,
 //           zeros outside x), WC_ROW_GROUPS contiguous runs of bricks (bulk copies). Shared memory: WC_STAGES stages,
-//           where after the loop column groups and clusters exchange; 1,536 bytes per consumer warp for overflow and
+//           where after the loop column groups and clusters exchange; 1,536 bytes per consumer warp for patches and
 //           epilogue; barriers.
 // Work      a *unit* is one stage of one tile. WC_SPLIT ≥ 1: each tile's units go to WC_SPLIT CTAs, each of which sums
 //           and stores its share of the tokens. WC_SPLIT = 0: the units of all tiles, in order, are dealt evenly to
@@ -95,7 +95,7 @@ WC_DEVICE void consume(const Arguments& args, u32 smem, Range range, u32 warp, u
 extern "C" __global__ void __launch_bounds__(wc::gemm::kThreads, WC_CTAS_PER_SM)
     sm90_gemm(const __grid_constant__ wc::TensorMap x, const wc::u8* bricks, const wc::u32* overflow, wc::u32 table_lo,
               wc::u32 table_hi, wc::u16* out, const wc::u16* bias, wc::u8* partials, wc::u64 ldo, wc::u32 rows,
-              wc::u32 tokens, wc::u32 k_bricks, wc::u32 token_tiles, wc::u64* stamps) {
+              wc::u32 tokens, wc::u32 k_bricks, wc::u32 token_tiles, wc::u64* stamps, wc::u32 overflow_sectors) {
     using namespace wc;
     using namespace wc::gemm;
     extern __shared__ __align__(1024) u8 shared[];
@@ -105,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(wc::gemm::kThreads, WC_CTAS_PER_SM)
     const Range range = range_of(args, worker());
     const bool producing = warp == kConsumerWarps && lane == 0;
     u32 filled = 0;
+    if (warp == kConsumerWarps + 1) w12::prefetch_overflow(overflow, overflow_sectors, lane * gridDim.x + blockIdx.x);
     if (producing) {
         stamp(args, kStart);
         stamp(args, kSm);

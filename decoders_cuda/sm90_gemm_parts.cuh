@@ -5,7 +5,7 @@
 // 2t + 1, then row g + 8, the same tokens: four floats.
 #pragma once
 
-#include "bf16_w12.cuh"
+#include "bf16_w12_patches.cuh"
 #include "ptx_sm90.cuh"
 
 namespace wc {
@@ -20,44 +20,17 @@ struct Bf16W12 {
     w12::Table table;
     const u32* overflow;
 
-    // Leaves exactly the original weights in `a`. `brick` and `scratch` (1,024 bytes of this warp's) are shared-memory
-    // addresses.
+    // Leaves exactly the original weights in `a`. `brick` and `scratch` (w12::kHighBytes of this warp's) are
+    // shared-memory addresses.
     WC_DEVICE void load(u32 (&a)[16], u32 brick, u32 scratch, u32 quarter, u32 lane) const {
         const u32 planes = brick + w12::plane_offset(quarter, 0, lane);
         const u32x4 codes = load_smem(planes + 2 * w12::kPlaneBytes);
-        u32x4 word = load_smem(brick + w12::patch_offset(quarter));
+        const u32 patch = load_smem_word(brick + w12::patch_offset(quarter) + lane % 4 * 4);
         const u32x4 low01 = load_smem(planes), low23 = load_smem(planes + w12::kPlaneBytes);
         u32 high[8];
         w12::decode_high_quarter(high, codes, table);
-        const u32 tag = w12::patch_tag(word);
-        if (tag == w12::kOverflowTag) {
-            patch_overflow(high, scratch, overflow + word.x, word.y, lane);
-        } else if (tag != 0) {
-            WC_NO_UNROLL
-            for (u32 i = 0; i < tag; ++i, word = w12::next_entry(word)) w12::patch_high(high, word.x, lane);
-        }
+        if (__any_sync(~0u, patch != 0)) w12::patch_high(high, patch, overflow, scratch, lane);
         w12::merge_quarter(a, low01, low23, high);
-    }
-
-  private:
-    // One lane per entry, whatever lane holds the weight, so that 60 entries cost little more than one: the high bytes
-    // go to `scratch` in the order of the low bytes, entries overwrite them there, and they come back.
-    static WC_DEVICE void patch_overflow(u32 (&high)[8], u32 scratch, const u32* entries, u32 count, u32 lane) {
-        const u32 own = scratch + lane * 16;
-        store_smem(own, {high[0], high[1], high[2], high[3]});
-        store_smem(own + w12::kPlaneBytes, {high[4], high[5], high[6], high[7]});
-        __syncwarp();
-        WC_NO_UNROLL
-        for (u32 i = lane; i < count; i += 32) {
-            const u32 entry = load_word(entries + i), step = entry >> 5 & 3;
-            const u32 byte = step / 2 * w12::kPlaneBytes + (entry & 31) * 16 + step % 2 * 8 + (entry >> 7 & 7);
-            store_smem_byte(scratch + byte, entry >> 10 & 0xff);
-        }
-        __syncwarp();
-        const u32x4 high01 = load_smem(own), high23 = load_smem(own + w12::kPlaneBytes);
-        high[0] = high01.x, high[1] = high01.y, high[2] = high01.z, high[3] = high01.w;
-        high[4] = high23.x, high[5] = high23.y, high[6] = high23.z, high[7] = high23.w;
-        __syncwarp();  // before the next quarter's high bytes
     }
 };
 
@@ -179,6 +152,7 @@ struct Output {
 constexpr u32 kPairPitch = 48;                   // 16 rows of one token, padded against bank conflicts
 constexpr u32 kPairBytes = 16 * kPairPitch;      // two blocks
 constexpr u32 kStagingBytes = 2 * kPairBytes;    // per warp
+static_assert(kStagingBytes >= w12::kHighBytes, "where a warp applies patches in the loop");
 
 // `store_blocks` where all 16 rows exist and the output allows 16-byte pieces (kWhole), or not.
 template <u32 kBlocks, bool kWhole>

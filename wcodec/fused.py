@@ -65,7 +65,9 @@ def row_stride(k: int) -> int:
 
 def bricks_of(weight: PackedWeight) -> Bricks:
     """Describe where a weight's bricks lie."""
-    return Bricks(weight.bricks, weight.overflow, split_table(weight.footer.table), weight.n, weight.k)
+    footer = weight.footer
+    table = split_table(footer.table)
+    return Bricks(weight.bricks, weight.overflow, footer.overflow_count, table, weight.n, weight.k)
 
 
 def _bind_gemm(weight: PackedWeight, tokens: int, config: GemmConfig) -> Bound:

@@ -1,4 +1,4 @@
-// Decodes a bf16-w12 blob on the CPU through the very header the GPU kernels include, one lane at a time.
+// Decodes a bf16-w12 blob on the CPU through the very header the GPU kernels include, one lane after another.
 #include "bf16_w12.cuh"
 
 using namespace wc;
@@ -20,10 +20,25 @@ extern "C" void decode_bricks(const unsigned char* blob, long bricks, long tile_
     for (long index = 0; index < bricks; ++index) {
         const unsigned char* brick = blob + index * long(w12::kBrickBytes);
         for (u32 quarter = 0; quarter < w12::kQuarters; ++quarter) {
+            u32 lanes[32][8];
             for (u32 lane = 0; lane < 32; ++lane) {
-                u32 a[16], high[8];
-                w12::decode_high_quarter(high, load(brick + w12::plane_offset(quarter, 2, lane)), entries);
-                w12::patch_high(high, load(brick + w12::patch_offset(quarter)), overflow, lane);
+                w12::decode_high_quarter(lanes[lane], load(brick + w12::plane_offset(quarter, 2, lane)), entries);
+            }
+            const auto patch = [&](u32 entry) {
+                const u32 place = w12::high_byte(entry), shift = place % 4 * 8;
+                u32& high = lanes[place % w12::kRegisterBytes / 4][place / w12::kRegisterBytes];
+                high = (high & ~(0xffu << shift)) | (entry >> 10 & 0xff) << shift;
+            };
+            u32x4 word = load(brick + w12::patch_offset(quarter));
+            const u32 tag = w12::patch_tag(word);
+            if (tag == w12::kOverflowTag) {
+                for (u32 i = 0; i < word.y; ++i) patch(overflow[word.x + i]);
+            } else {
+                for (u32 i = 0; i < tag; ++i, word = w12::next_entry(word)) patch(word.x);
+            }
+            for (u32 lane = 0; lane < 32; ++lane) {
+                const u32(&high)[8] = lanes[lane];
+                u32 a[16];
                 w12::merge_quarter(a, load(brick + w12::plane_offset(quarter, 0, lane)),
                                    load(brick + w12::plane_offset(quarter, 1, lane)), high);
                 // Register i of a step: rows g, g + 8, g, g + 8; columns 2t, 2t, 2t + 8, 2t + 8 (low half first).

@@ -51,6 +51,23 @@ def few_exceptions(rows: int, cols: int) -> Bits:
     return bits
 
 
+#: Exceptions of one quarter after another: around 6, 32 and 64, a brick of 231, all of a quarter, none.
+CROWDS = (58, 58, 58, 57, 1024, 7, 31, 32, 33, 64, 65, 6, 63, 1023, 0, 1, 512)
+
+
+def crowded(rows: int, cols: int) -> Bits:
+    """Quarters with as many exceptions as `CROWDS` says, in a matrix that has none besides."""
+    random = np.random.default_rng(8)
+    high = random.integers(0x38, 0x40, (rows, cols), dtype=np.uint16)  # eight values: they make the table
+    tiles = [(r, c) for r in range(0, rows, 16) for c in range(0, cols, 64)]
+    for index, (r, c) in enumerate(tiles):
+        quarter = high[r : r + 16, c : c + 64]
+        chosen = random.permutation(quarter.size)[: CROWDS[index % len(CROWDS)]]
+        quarter[np.unravel_index(chosen, quarter.shape)] = random.integers(0x10, 0x30, chosen.size)
+    low, sign = random.integers(256, size=high.shape), random.integers(2, size=high.shape)
+    return (sign << 15 | high << 8 | low).astype(np.uint16)
+
+
 MATRICES: dict[str, Callable[[], Bits]] = {
     "gaussian": lambda: gaussian(128, 192),
     "all patterns": all_patterns,

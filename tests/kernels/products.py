@@ -70,7 +70,7 @@ class Matrix:
         compressed, plain = (blob.data_ptr() for blob in self._blobs)
         self.bricks = {
             "bf16-w12": Bricks.of(packed, compressed),
-            "bf16": Bricks(plain, 0, (0, 0), self.rows, self.cols),
+            "bf16": Bricks(plain, 0, 0, (0, 0), self.rows, self.cols),
         }
 
     def served(self, config: GemvConfig | GemmConfig, m: int) -> bool:
@@ -123,5 +123,5 @@ class Matrix:
             gemv.LAYOUT, config.grid(self.rows), config.threads, config.shared_bytes, config.split
         )
         operands = (bricks.address, bricks.overflow, *bricks.table, x.data_ptr(), x.stride(0), 0)
-        frame(stream(), *operands, out.data_ptr(), 0, self.rows, self.cols, 1)
+        frame(stream(), *operands, out.data_ptr(), 0, self.rows, self.cols, 1, bricks.overflow_sectors)
         return matrix_of_bricks(bits_of(out), self.bits.shape)

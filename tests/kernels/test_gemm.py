@@ -21,6 +21,7 @@ from wcodec.kernels.gemm import (
     SHARED_LIMIT_BYTES,
     SOURCE,
     TILE,
+    Bricks,
     GemmConfig,
     candidates,
     default_config,
@@ -111,6 +112,13 @@ def test_stage_and_partial_bytes() -> None:
     even = GemmConfig(64, 2, 4, 1, 0)
     assert even.partial_bytes(28672, 4096, 64, 132) == 132 * 128 * 64 * 4
     assert replace(even, pair=True).grid(28672, 4096, 64, 132) == 132
+
+
+@pytest.mark.parametrize(
+    ("count", "sectors"), [(0, 0), (1, 1), (8, 1), (9, 2), (16384, 2048), (1 << 31, 2048)]
+)
+def test_products_ask_for_a_list_and_for_no_more_than_64_kb(count: int, sectors: int) -> None:
+    assert Bricks(0, 0, count, (0, 0), 64, 64).overflow_sectors == sectors
 
 
 def test_pairs_compute_a_tile_too_many_rather_than_stand_alone() -> None:

@@ -12,6 +12,7 @@ from tests.kernels.gemm_instances import EXAMPLES
 from tests.kernels.matrices import (
     all_patterns,
     bits_of,
+    crowded,
     few_exceptions,
     gaussian,
     half_zero,
@@ -42,12 +43,13 @@ def matrix(name: str) -> Matrix:
             "few": lambda: few_exceptions(192, 1024),
             "half": lambda: half_zero(160, 960),
             "only": lambda: only_exceptions(128, 1024),
+            "crowded": lambda: crowded(208, 1024),
         }[name]()
     )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("weights", ["few", "half", "only"])
+@pytest.mark.parametrize("weights", ["few", "half", "only", "crowded"])
 def test_one_hot_tokens_read_every_weight_back(name: str, weights: str) -> None:
     config, w = EXAMPLES[name], matrix(weights)
     want = w.bits.T.copy()
@@ -74,7 +76,7 @@ def test_all_patterns_reach_the_sum(name: str) -> None:
     assert ((got[:, nan] & 0x7FFF) > 0x7F80).all()
 
 
-@pytest.mark.parametrize("weights", ["patterns", "few", "half", "only"])
+@pytest.mark.parametrize("weights", ["patterns", "few", "half", "only", "crowded"])
 @pytest.mark.parametrize("row_groups", [1, 2])
 def test_a_registers_hold_the_original_bits(weights: str, row_groups: int) -> None:
     w = matrix(weights)
@@ -82,7 +84,7 @@ def test_a_registers_hold_the_original_bits(weights: str, row_groups: int) -> No
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("weights", ["gaussian", "few", "half", "only"])
+@pytest.mark.parametrize("weights", ["gaussian", "few", "half", "only", "crowded"])
 def test_same_bits_as_uncompressed_bricks(name: str, weights: str) -> None:
     config, w = EXAMPLES[name], matrix(weights)
     plain = replace(config, decoder="bf16", stages=2)

@@ -116,3 +116,8 @@ def test_shared_memory_of_a_cta() -> None:
     ring = GemvConfig(8, 4, 4, 1, 3, False, 1)
     assert ring.shared_bytes == 4 * 3 * (8 * 128 + 4 * (1536 + 16))
     assert replace(ring, split=2).shared_bytes == ring.shared_bytes + 64 * 8 * 4
+    registers = GemvConfig(8, 4, 2, 1, 3, True, 1)
+    assert registers.shared_bytes == 8 * 2 * 3 * (8 * 128)
+    assert replace(registers, tokens=1).shared_bytes == 8 * (
+        2 * 3 * 128 + 1024
+    )  # x leaves no room for patching

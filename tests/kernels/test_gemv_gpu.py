@@ -11,6 +11,7 @@ from tests.kernels.gemv_instances import EXAMPLES
 from tests.kernels.matrices import (
     all_patterns,
     bits_of,
+    crowded,
     few_exceptions,
     gaussian,
     half_zero,
@@ -35,12 +36,13 @@ def matrix(name: str) -> Matrix:
             "few": lambda: few_exceptions(192, 512),
             "half": lambda: half_zero(160, 448),
             "only": lambda: only_exceptions(128, 256),
+            "crowded": lambda: crowded(208, 448),
         }[name]()
     )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("weights", ["few", "half", "only"])
+@pytest.mark.parametrize("weights", ["few", "half", "only", "crowded"])
 def test_one_hot_tokens_read_every_weight_back(name: str, weights: str) -> None:
     config = EXAMPLES[name]
     w = matrix(weights)
@@ -69,14 +71,14 @@ def test_all_patterns_reach_the_sum(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("weights", ["patterns", "few", "half", "only"])
+@pytest.mark.parametrize("weights", ["patterns", "few", "half", "only", "crowded"])
 def test_a_registers_hold_the_original_bits(name: str, weights: str) -> None:
     w = matrix(weights)
     assert (w.dump(EXAMPLES[name]) == w.bits).all()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("weights", ["gaussian", "few", "half", "only"])
+@pytest.mark.parametrize("weights", ["gaussian", "few", "half", "only", "crowded"])
 def test_same_bits_as_uncompressed_bricks(name: str, weights: str) -> None:
     config = EXAMPLES[name]
     w = matrix(weights)

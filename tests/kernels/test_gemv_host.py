@@ -10,12 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.matrices import Bits, all_patterns, few_exceptions, gaussian, half_zero, only_exceptions
+from tests.kernels.matrices import (
+    CROWDS,
+    Bits,
+    all_patterns,
+    crowded,
+    few_exceptions,
+    gaussian,
+    half_zero,
+    only_exceptions,
+    plain_bricks,
+)
 from tests.kernels.simt import HostKernel
 from wcodec.bits import bf16_from_f32
 from wcodec.codec import encode
+from wcodec.kernels.gemm import Bricks
 from wcodec.kernels.gemv import GemvConfig
-from wcodec.kernels.pack import split_table
 
 u32 = ctypes.c_uint32
 
@@ -44,19 +54,23 @@ class Product:
         self._kernel = HostKernel("sm80_gemv", {**config.defines(), **extra}, folder, "simt_mma.hpp")
 
     def launch(self, bits: Bits, x: Bits, bias: Bits | None, out: np.ndarray[Any, Any], ldo: int) -> None:
+        rows, cols = bits.shape
         packed = encode(bits, format="bf16-w12")
-        (rows, cols), blob = packed.matrix, np.asarray(packed.blob)
-        bricks = -(-rows // 64) * -(-cols // 64) * 6208
-        store = np.zeros(blob.size + 16, np.uint8)  # a base on 16 bytes, as on the GPU
+        plain = self.config.decoder == "bf16"
+        data = plain_bricks(bits) if plain else np.asarray(packed.blob)
+        store = np.zeros(data.size + 16, np.uint8)  # a base on 16 bytes, as on the GPU
         start = -store.ctypes.data % 16
-        store[start : start + blob.size] = blob
-        overflow = store[start + bricks :]
+        store[start : start + data.size] = data
+        address = store.ctypes.data + start
+        bricks = Bricks(address, 0, 0, (0, 0), rows, cols) if plain else Bricks.of(packed, address)
         assert x.ctypes.data % 16 == 0 or not x.size
         self._kernel(
             self.config.grid(rows),
             self.config.threads,
-            *(store[start:], overflow, *(u32(word) for word in split_table(bytes(packed.table)))),
+            *(ctypes.c_void_p(bricks.address), ctypes.c_void_p(bricks.overflow)),
+            *(u32(word) for word in bricks.table),
             *(x, u32(x.strides[0] // 2), bias, out, u32(ldo), u32(rows), u32(cols), u32(x.shape[0])),
+            u32(bricks.overflow_sectors),
         )
 
     def __call__(self, bits: Bits, x: Bits, bias: Bits | None = None) -> Bits:
@@ -88,8 +102,8 @@ def f32(bits: Bits) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @pytest.mark.parametrize(
     "bits",
-    [few_exceptions(48, 256), half_zero(33, 160), only_exceptions(64, 128)],
-    ids=["few exceptions", "half zero", "only exceptions"],
+    [few_exceptions(48, 256), half_zero(33, 160), only_exceptions(64, 128), crowded(112, 448)],
+    ids=["few exceptions", "half zero", "only exceptions", "crowded"],
 )
 def test_one_hot_tokens_read_every_weight_back(product: Product, bits: Bits) -> None:
     m = product.config.tokens
@@ -116,10 +130,28 @@ def test_odd_shapes(product: Product, rows: int, cols: int) -> None:
         assert (abs(f32(product(bits, x, bias)) - want) <= limit).all()
 
 
+def test_crowded_quarters_have_the_exceptions_they_are_made_for() -> None:
+    packed = encode(crowded(112, 448), format="bf16-w12")
+    words = np.asarray(packed.blob)[: 2 * 7 * 6208].reshape(2, 7, 6208)[:, :, 6144:].reshape(2, 7, 4, 16)
+    tags = words[..., 15].transpose(0, 2, 1).reshape(-1)[:49]  # quarter rows, then tile columns
+    counts = [CROWDS[i % len(CROWDS)] for i in range(49)]
+    assert tags.tolist() == [count if count <= 6 else 255 for count in counts]
+    assert packed.overflow_count == sum(count for count in counts if count > 6)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_registers_hold_the_original_bits(name: str, tmp_path: Path) -> None:
+def test_same_bits_as_uncompressed_bricks(name: str, tmp_path: Path) -> None:
+    config, bits = CONFIGS[name], crowded(112, 448)
+    x = aligned(config.tokens, 448)
+    x[:] = gaussian(config.tokens, 448, seed=9, sigma=1.0)
+    ours, plain = (Product(replace(config, decoder=name), tmp_path) for name in ("bf16-w12", "bf16"))
+    assert (ours(bits, x) == plain(bits, x)).all()
+
+
+@pytest.mark.parametrize("bits", [all_patterns(), crowded(256, 256)], ids=["all patterns", "crowded"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_registers_hold_the_original_bits(name: str, bits: Bits, tmp_path: Path) -> None:
     # All 65,536 patterns, NaN payloads and −0 included: a debug instance writes the A operand to `out`.
-    bits = all_patterns()
     out = np.zeros(bits.size, np.uint16)
     Product(CONFIGS[name], tmp_path, WC_DUMP=1).launch(bits, aligned(1, 256), None, out, 0)
     fragments = out.reshape(

@@ -41,8 +41,8 @@ class Weights:
         self.body = torch.from_numpy(body.copy()).cuda()
         self._bricks = torch.from_numpy(body[:bricks].copy()).cuda()
         self._overflow = torch.from_numpy(body[bricks:].copy()).cuda()
-        table = pack.split_table(self.table)
-        self.bricks = Bricks(self._bricks.data_ptr(), self._overflow.data_ptr(), table, *shape)
+        table, count = pack.split_table(self.table), packed.overflow_count
+        self.bricks = Bricks(self._bricks.data_ptr(), self._overflow.data_ptr(), count, table, *shape)
 
 
 def token_counts(most: int) -> set[int]:

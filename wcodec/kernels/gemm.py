@@ -28,9 +28,11 @@ SM_SHARED_BYTES = 228 << 10  # what the CTAs of one SM share, 1 KB of it per CTA
 BRICK_BYTES = {"bf16-w12": 6208, "bf16": 8192}
 _DECODERS = {"bf16-w12": 0, "bf16": 1}
 _STAGING_BYTES = 1536  # per consumer warp
+_SECTOR_BYTES = 32
+_PREFETCH_BYTES = 64 << 10
 _BLOCK_BYTES = 2048  # partial sums: 8 tokens × 64 rows, FP32
 _BLOCK_TOKENS = 8
-_LAYOUT = "TPPIIPPPQIIIIP"
+_LAYOUT = "TPPIIPPPQIIIIPI"
 _MANY_GROUPS_TOKENS = 128  # for which four warpgroups have the registers
 _WHOLE_CLUSTER = 3  # CTAs per tile up to which all of them form one cluster; more form clusters of two
 _TILE_TOKENS = (16, 32, 64, 128, 256)
@@ -340,6 +342,8 @@ class Bricks:
     ----------
     address, overflow : int
         Device addresses of the bricks (16-byte aligned) and of the overflow list.
+    overflow_count : int
+        Entries in the list.
     table : tuple of int
         The footer's table as two words.
     rows, cols : int
@@ -348,6 +352,7 @@ class Bricks:
 
     address: int
     overflow: int
+    overflow_count: int
     table: tuple[int, int]
     rows: int
     cols: int
@@ -357,7 +362,17 @@ class Bricks:
         """Describe a validated ``bf16-w12`` blob that lies at `address` on the device."""
         rows, cols = packed.matrix
         bricks = -(-rows // TILE) * -(-cols // TILE) * BRICK_BYTES["bf16-w12"]
-        return cls(address, address + bricks, split_table(bytes(packed.table)), rows, cols)
+        table = split_table(bytes(packed.table))
+        return cls(address, address + bricks, packed.overflow_count, table, rows, cols)
+
+    @property
+    def overflow_sectors(self) -> int:
+        """How much of the list a product asks for at its start, in sectors of L2.
+
+        A list so long that this limit cuts it belongs to a matrix whose warps all wait for their entries, and
+        must not delay the weights.
+        """
+        return min(-(-4 * self.overflow_count // _SECTOR_BYTES), _PREFETCH_BYTES // _SECTOR_BYTES)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -446,4 +461,5 @@ class Gemm:
             self._k_bricks,
             self._token_tiles,
             stamps,
+            b.overflow_sectors,
         )

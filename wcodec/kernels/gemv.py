@@ -28,8 +28,9 @@ SHARED_LIMIT_BYTES = 227 << 10
 _CHUNK_ROW_BYTES = 2 * TILE
 _SUM_STRIDE_BYTES = 20 * 4
 _SLOT_BYTES = {"bf16-w12": 1536 + 16, "bf16": 2048}  # one quarter in a shared-memory ring
+_HIGH_BYTES = 1024  # of one quarter, where a warp patches it
 _DECODERS = {"bf16-w12": 0, "bf16": 1}
-LAYOUT = "PPIIPIPPIIII"
+LAYOUT = "PPIIPIPPIIIII"
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class GemvConfig:
         """Dynamic shared memory of one CTA."""
         x_slot = self.tokens * _CHUNK_ROW_BYTES
         if self.register_ring:
-            ring = self.k_warps * self.row_warps * 2 * self.stages * x_slot
+            scratch = _HIGH_BYTES if x_slot < _HIGH_BYTES else 0
+            ring = self.k_warps * self.row_warps * (2 * self.stages * x_slot + scratch)
         else:
             weights = self.row_warps * self.quarters * _SLOT_BYTES[self.decoder]
             ring = self.k_warps * self.stages * (x_slot + weights)
@@ -325,4 +327,5 @@ class Gemv:
             b.rows,
             b.cols,
             self.tokens,
+            b.overflow_sectors,
         )
