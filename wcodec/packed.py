@@ -145,7 +145,9 @@ class PackedTensor:
         """
         from wcodec.formats import by_code
 
-        array = blob.reshape(-1) if isinstance(blob, np.ndarray) else np.frombuffer(blob, dtype=np.uint8)
+        array = (
+            blob.reshape(-1).view(np.uint8) if isinstance(blob, np.ndarray) else np.frombuffer(blob, np.uint8)
+        )
         try:
             footer = Footer.parse(array)
             packed = cls(array, footer)
@@ -219,7 +221,7 @@ class PackedTensor:
         Parameters
         ----------
         out : numpy.ndarray, optional
-            C-contiguous array of the same shape and element size to write into.
+            Writable, C-contiguous, little-endian array of the same shape and element size to write into.
         workers : int, optional
             Threads to use.
 
@@ -232,6 +234,8 @@ class PackedTensor:
         ------
         MalformedError
             If a patch points outside its tensor. Digests are not checked here: see `check`.
+        ValueError
+            If `out` cannot take the bits.
         """
         from wcodec.formats import by_code
 

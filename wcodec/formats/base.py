@@ -68,7 +68,15 @@ class Format(ABC):
     def decode(
         self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
     ) -> npt.NDArray[Any]:
-        """Return the original bit patterns, in `out` where given; `workers` threads may share the work."""
+        """Return the original bit patterns, in `out` where given; `workers` threads may share the work.
+
+        Raises
+        ------
+        MalformedError
+            If the blob contradicts itself where only decoding finds out.
+        ValueError
+            If `out` cannot take the bits: see `output`.
+        """
 
     @abstractmethod
     def validate(self, packed: PackedTensor) -> None:
@@ -96,6 +104,39 @@ class Format(ABC):
             As `decode`.
         """
         return self.decode(packed).reshape(-1).view(np.uint8)[start:stop]
+
+
+def output(out: npt.NDArray[Any] | None, shape: Shape, itemsize: int) -> npt.NDArray[Any]:
+    """Where a decoder writes: `out`, which must be able to take the bits, or a new array.
+
+    Parameters
+    ----------
+    out : numpy.ndarray, optional
+        Any dtype whose elements have `itemsize` bytes: bits are written as they are.
+    shape : tuple of int
+    itemsize : int
+        Bytes per element: 1 or 2.
+
+    Returns
+    -------
+    numpy.ndarray
+        `out`, or a new array of unsigned integers.
+
+    Raises
+    ------
+    ValueError
+        If `out` has another shape or element size, is not C-contiguous, is read-only, or is big-endian (its
+        elements would read as other bits than the original's).
+    """
+    if out is None:
+        return np.empty(shape, dtype=f"u{itemsize}")
+    fits = out.shape == shape and out.dtype.itemsize == itemsize
+    if not (fits and out.flags.c_contiguous and out.flags.writeable and out.dtype.byteorder != ">"):
+        raise ValueError(
+            f"out must be a writable, C-contiguous, little-endian array of {8 * itemsize}-bit elements"
+            f" and of shape {shape}"
+        )
+    return out
 
 
 def original_bytes(dtype: str, numel: int) -> int:

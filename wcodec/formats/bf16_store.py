@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
-from wcodec.formats.base import Format, Shape, check_tail, share
+from wcodec.formats.base import Format, Shape, check_tail, output, share
 from wcodec.packed import U8, Footer, PackedTensor, assemble, tail_bytes
 
 U16 = npt.NDArray[np.uint16]
@@ -79,10 +79,7 @@ class Bf16Store(Format):
         self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
     ) -> npt.NDArray[Any]:
         """See `Format.decode`; `workers` threads share the chunks."""
-        if out is None:
-            out = np.empty(packed.shape, dtype=np.uint16)
-        elif out.shape != packed.shape or out.dtype.itemsize != 2 or not out.flags.c_contiguous:
-            raise ValueError(f"out must be C-contiguous, 16-bit, of shape {packed.shape}")
+        out = output(out, packed.shape, 2)
         flat = out.view(np.uint16).reshape(-1)
         size = chunk_weights(packed)
 

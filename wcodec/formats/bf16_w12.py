@@ -13,7 +13,7 @@ from wcodec.bits import digest
 from wcodec.errors import MalformedError
 from wcodec.formats._bf16_w12_layout import BRICK_BYTES as BRICK_BYTES
 from wcodec.formats._bf16_w12_layout import TILE as TILE
-from wcodec.formats.base import Format, Shape, check_tail, share, split_axis
+from wcodec.formats.base import Format, Shape, check_tail, output, share, split_axis
 from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
 
 U16 = npt.NDArray[np.uint16]
@@ -170,10 +170,7 @@ class Bf16W12(Format):
         self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
     ) -> npt.NDArray[Any]:
         """See `Format.decode`; `workers` threads share the row tiles."""
-        if out is None:
-            out = np.empty(packed.shape, dtype=np.uint16)
-        elif out.shape != packed.shape or out.dtype.itemsize != 2 or not out.flags.c_contiguous:
-            raise ValueError(f"out must be C-contiguous, 16-bit, of shape {packed.shape}")
+        out = output(out, packed.shape, 2)
         rows = out.view(np.uint16).reshape(packed.matrix)
 
         def decode(first: int, last: int) -> None:

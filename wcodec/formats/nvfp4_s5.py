@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError, UnsupportedError
-from wcodec.formats.base import Format, Shape, check_tail, share
+from wcodec.formats.base import Format, Shape, check_tail, output, share
 from wcodec.packed import U8, Footer, PackedTensor, assemble, blob_bytes
 
 I64 = npt.NDArray[np.int64]
@@ -195,11 +195,7 @@ class Nvfp4S5(Format):
         """
         from wcodec.formats._nvfp4_s5_jit import decode_tiles
 
-        size = packed.numel * 9 // 16
-        if out is None:
-            out = np.empty(size, dtype=np.uint8)
-        elif out.nbytes != size or not out.flags.c_contiguous:
-            raise ValueError(f"out must be C-contiguous with {size} bytes")
+        out = output(out, (packed.numel * 9 // 16,), 1)
         weight, scale = _halves(out.reshape(-1).view(np.uint8), packed.shape)
         bricks, patches = self.parts(packed)
         tile_columns = -(-packed.matrix[1] // TILE)

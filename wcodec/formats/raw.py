@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
-from wcodec.formats.base import Format, Shape, check_tail, original_bytes
+from wcodec.formats.base import Format, Shape, check_tail, original_bytes, output
 from wcodec.packed import Footer, PackedTensor, assemble
 
 
@@ -36,11 +36,7 @@ class Raw(Format):
     ) -> npt.NDArray[Any]:
         """See `Format.decode`; a copy does not gain from threads."""
         body = packed.blob[: original_bytes(packed.dtype, packed.numel)]
-        bits = body.view("<u2").reshape(packed.shape) if packed.dtype == "BF16" else body
-        if out is None:
-            return bits.copy()
-        if out.nbytes != body.nbytes or not out.flags.c_contiguous:
-            raise ValueError(f"out must be C-contiguous with {body.nbytes} bytes")
+        out = output(out, packed.shape, 2) if packed.dtype == "BF16" else output(out, body.shape, 1)
         out.reshape(-1).view(np.uint8)[:] = body
         return out
 
