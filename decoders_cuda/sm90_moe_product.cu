@@ -32,11 +32,11 @@ WC_DEVICE void many_tokens_of(const Context& c, u32 index) {
 
 WC_DEVICE void few_tokens_of(const Context& c) {
     const u32 n = next_part().pass.count;
-    if (n <= 8) {
+    if (kFew == 8 || n <= 8) {
         few_tokens<8>(c);
-    } else if (!kMany || kFew == 16 || n <= 16) {
-        few_tokens<(kFew < 16 ? kFew : 16)>(c);
-    } else if constexpr (kMany) {
+    } else if (kFew == 16 || n <= 16) {
+        few_tokens<(kFew > 16 ? 16 : kFew)>(c);
+    } else {
         few_tokens<kFew>(c);
     }
 }

@@ -139,8 +139,7 @@ def forward(
     config, tokens = state.config, x.shape[0]
     routes = 512 if ids.numel() <= 512 else 2048
     common = (state.experts, config.top_k, routes, ids.element_size())
-    many = tokens > min(few, kernels.SYNC_TOKENS)
-    few = few if many else min(few, kernels.SYNC_TOKENS)
+    few, many = kernels.kinds(tokens, few)
     first = kernels.Product(2 * config.intermediate, config.hidden, *common, True, few, many, wide)
     second = kernels.Product(config.hidden, config.intermediate, *common, False, few, many, wide)
     ordered = torch.empty_like(x)

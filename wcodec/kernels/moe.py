@@ -32,9 +32,10 @@ RINGS = (8, 4, 2)
 FEW = (24, 16, 8)
 #: Most tokens that mma.sync multiplies; from there on wgmma is faster.
 SYNC_TOKENS = 16
+#: Calls of at most so many tokens have kernels of their own, half as long.
+SMALL_TOKENS = 8
 # Cost of a group of row tiles by the width of its products, where a row tile of few tokens costs 8.
 GROUP_COSTS = {32: 42, 64: 56, 128: 84}
-SUM_BYTES = WARPGROUPS * 24 * 68 * 4
 #: Routes that one launch can sort; more tokens are computed in slices.
 MAX_ROUTES = 4096
 _ROUTE_SIZES = (128, 512, 2048, MAX_ROUTES)
@@ -110,10 +111,18 @@ class Product:
 
 
 def _smem(cols: int, experts: int, routes: int, few: int, many: bool, wide: int) -> int:
-    tokens = max(few * cols * 2, STAGES * STAGE_BYTES)
+    tokens = max(few * cols * 2, STAGES * STAGE_BYTES if many else THREADS // 32 * experts * 2)
+    sums = WARPGROUPS * (24 if many else 16) * 68 * 4
     parts = experts + routes // wide + experts if many else experts + routes // few + 1
     table = 4 * wide + 8 * parts + 4 * experts + 32 + 2 * routes
-    return tokens + SUM_BYTES + -(-table // 16) * 16
+    return tokens + sums + -(-table // 16) * 16
+
+
+def kinds(tokens: int, few: int) -> tuple[int, bool]:
+    """Return `few` and `many` of the products of a call with `tokens` tokens, where `few` is what fits."""
+    if tokens > min(few, SYNC_TOKENS):
+        return few, True
+    return min(few, SMALL_TOKENS if tokens <= SMALL_TOKENS else SYNC_TOKENS), False
 
 
 @functools.cache
@@ -147,9 +156,7 @@ def products(state: State, tokens: int, id_bytes: int) -> tuple[Product, Product
     few = next((n for n in FEW if _smem(widest, state.experts, routes, n, True, WIDTHS[0]) <= limit), None)
     if few is None:
         raise UnsupportedError(f"8 tokens of {widest} columns do not fit into {limit} bytes of shared memory")
-    many = tokens > min(few, SYNC_TOKENS)
-    if not many:
-        few = min(few, SYNC_TOKENS)
+    few, many = kinds(tokens, few)
 
     def product(rows: int, cols: int, gated: bool) -> Product:
         return Product(rows, cols, state.experts, config.top_k, routes, id_bytes, gated, few, many)
