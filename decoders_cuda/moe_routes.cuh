@@ -11,6 +11,7 @@
 #pragma once
 
 #include "moe_local.cuh"
+#include "ptx_moe.cuh"
 
 namespace wc {
 namespace moe {
@@ -45,8 +46,19 @@ WC_DEVICE u32 sum_to(u32 v) {
     return v;
 }
 
-// Fills `r` from the ids of all routes. Every thread of the CTA calls it. `r.list` is complete after the next barrier,
-// all else at once. `seen` is scratch: per warp and expert, the warp's routes so far, then those of the warps before.
+// Barrier among the threads that sort: a warpgroup or the whole CTA.
+template <u32 kThreads>
+WC_DEVICE void sorters_barrier() {
+    if constexpr (kThreads == 128) {
+        group_barrier(0);
+    } else {
+        __syncthreads();
+    }
+}
+
+// Fills `r` from the ids of all routes. All threads of the CTA call it, or only the first 128. `r.list` is complete
+// after the next barrier, all else at once for those who called. `seen` is scratch: per warp and expert, the warp's
+// routes so far, then those of the warps before.
 template <u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
 WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen, const RouteId* ids, u32 routes,
                            const int* table, u32 first, u32 all_experts) {
@@ -76,7 +88,7 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
         if (expert[i] >= 0 && below == 0) mine[expert[i]] = static_cast<u16>(rank[i] + __popc(same));
         __syncwarp();
     }
-    __syncthreads();
+    sorters_barrier<kThreads>();
     if (tid < 32) {
         u32 before = 0, few = 0;  // routes in the low bits, passes in the high ones
         for (u32 base = 0; base < kExperts; base += 32) {
@@ -96,6 +108,7 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
             const u32 sum = before + sum_to(own), start = (sum - own) << kPassBits >> kPassBits;
             if (e < kExperts) r.start[e] = start;
             Pass* const to = (kMany ? r.passes : r.few) + (sum - own >> (32 - kPassBits));
+            WC_NO_UNROLL
             for (u32 i = 0; i < cuts; ++i) {
                 const u32 left = n - i * kCut;
                 to[i] = {static_cast<u16>(e), static_cast<u16>(left < kCut ? left : kCut), start + i * kCut};
@@ -113,7 +126,7 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
             r.pass_total = kMany ? before >> (32 - kPassBits) : 0;
         }
     }
-    __syncthreads();
+    sorters_barrier<kThreads>();
     WC_UNROLL
     for (u32 i = 0; i < kPerThread; ++i) {
         if (expert[i] < 0) continue;
@@ -124,23 +137,24 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
 // Cost of a group with n tokens, where one row tile of few tokens costs 8: measured. Products are 32, 64 or 128 wide.
 WC_DEVICE u32 group_cost(u32 n) { return n <= 32 ? GROUP_COST_32 : n <= 64 ? GROUP_COST_64 : GROUP_COST_128; }
 
-// Fills `begin` and `end` for a product with kUnits row tiles per expert. Every thread of the CTA calls it; begins and
-// ends with a barrier.
+// Fills `begin` and `end` for a product with kUnits row tiles per expert. Those who sorted call it. Where there may be
+// passes, that is every thread, and it begins and ends with a barrier.
 template <u32 kUnits, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
 WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r) {
     constexpr u32 kGroups = ceil_div(kUnits, 4);
     static_assert((kExperts + kRoutes / kFew) * kUnits <= 1u << 20, "products of quarters and CTAs fit 32 bits");
-    const u32 quarters = r.few_total * kUnits * 4, ctas = gridDim.x, cta = blockIdx.x;
-    if (kMany && threadIdx.x == 0) r.share_total = r.share_before = 0;
-    __syncthreads();
-    if (!kMany || r.pass_total == 0) {
+    const u32 ctas = gridDim.x, cta = blockIdx.x;
+    if constexpr (!kMany) {
         if (threadIdx.x == 0) {
+            const u32 quarters = r.few_total * kUnits * 4;
             r.begin = quarters * cta / ctas;
             r.end = quarters * (cta + 1) / ctas;
         }
-        __syncthreads();
         return;
     }
+    if (threadIdx.x == 0) r.share_total = r.share_before = 0;
+    __syncthreads();
+    const u32 quarters = r.few_total * kUnits * 4;
     // Thread c works out what CTA c spends on groups, and what is left of an even share.
     if (threadIdx.x < ctas) {
         const u32 whole = kGroups / ctas, rest = kGroups % ctas;

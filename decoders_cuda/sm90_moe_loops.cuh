@@ -109,18 +109,21 @@ WC_DEVICE void few_tokens(const Context& c) {
             scales -= (kTurns * kTurnChunks - kChunks) * nvfp4::kBrickBytes;
         }
     };
+    const auto copy = [&] {
+        copy_tokens<kTokens, kChunks, 1>(kByWarp ? c.natural : c.ordered, smem_address(shared), part.pass.count, 0,
+                                         [&](u32 token) { return row_of(part.pass.from + token); });
+        copy_commit();
+    };
+    // What the product before does not write comes first if it is little: the weights then do not delay it.
+    constexpr bool kTokensFirst = kGated && kTokens == 8;
+    if (kTokensFirst) copy();
     Slot ring[kRing];
     if (has(part, own)) {
         WC_UNROLL
         for (u32 u = 0; u < kRing; ++u) fetch(ring[u], u);
     }
-
-    __syncthreads();  // the expert before has been multiplied and summed
-    find_rows(part.pass.from, part.pass.count);
-    __syncthreads();
     if (!kGated || !kByWarp) grid_dependency_wait();
-    copy_tokens<kTokens, kChunks>(kByWarp ? c.natural : c.ordered, smem_address(shared), part.pass.count, 0);
-    copy_commit();
+    if (!kTokensFirst) copy();
     copy_wait<0>();
     if (!kByWarp) fence_for_wgmma();
     __syncthreads();
@@ -206,7 +209,7 @@ WC_DEVICE void many_tokens(const Context& c, u32 index) {
     WC_NO_UNROLL
     for (u32 s = 0; s < kAhead; ++s) {
         if (s < kTotal) {
-            copy_tokens<kTokens, kStageChunks>(c.ordered, smem_address(shared) + s * kStageBytes, n, s * kStageChunks);
+            copy_stage<kTokens, kStageChunks>(c.ordered, smem_address(shared) + s * kStageBytes, n, s * kStageChunks);
         }
         copy_commit();
     }
@@ -222,7 +225,7 @@ WC_DEVICE void many_tokens(const Context& c, u32 index) {
         // The stage refilled here was last read two turns ago, and those products have ended everywhere.
         const u32 ahead = stage + kAhead < kStages ? stage + kAhead : stage + kAhead - kStages;
         if (s + kAhead < kTotal) {
-            copy_tokens<kTokens, kStageChunks>(c.ordered, smem_address(shared) + ahead * kStageBytes, n,
+            copy_stage<kTokens, kStageChunks>(c.ordered, smem_address(shared) + ahead * kStageBytes, n,
                                                (s + kAhead) * kStageChunks);
         }
         copy_commit();

@@ -16,6 +16,7 @@ constexpr bool kGated = GATED != 0;
 constexpr u32 kOutColumns = kGated ? N_ROWS / 2 : N_ROWS;
 constexpr u32 kPairs = kGated ? 16 : 32;                          // pairs of output columns per row tile
 constexpr u32 kRing = RING;
+constexpr u32 kSorters = !kMany && kRoutes <= 128 ? 128 : kThreads;  // few routes are sorted by one warpgroup
 static_assert(K_COLUMNS % 64 == 0 && N_ROWS % 64 == 0, "whole bricks");
 static_assert(kFew % 8 == 0 && kFew <= 24, "tokens that stay in shared memory");
 // Up to so many tokens are multiplied by mma.sync, which reads tokens in natural column order; wgmma needs the order of
@@ -52,25 +53,33 @@ struct Slot {
     u32 scales;
 };
 
-// Byte offsets of `n` tokens' rows in x, from `place` in the list on.
-WC_DEVICE void find_rows(u32 place, u32 n) {
-    RouteTable& table = route_table();
-    if (threadIdx.x < n) {
-        const u32 route = table.list[place + threadIdx.x];
-        table.rows[threadIdx.x] = (kGated ? route / kTopK : route) * (K_COLUMNS * 2);
-    }
+// Byte offset in x of the token of the route at `place` in the list.
+WC_DEVICE u32 row_of(u32 place) {
+    const u32 route = route_table().list[place];
+    return (kGated ? route / kTopK : route) * (K_COLUMNS * 2);
 }
 
-// `kCount` chunks of `n` tokens of x, chunk by chunk, under the 128-byte swizzle of wgmma.
-template <u32 kTokens, u32 kCount>
-WC_DEVICE void copy_tokens(const u16* x, u32 at, u32 n, u32 chunk) {
+WC_DEVICE void find_rows(u32 place, u32 n) {
+    if (threadIdx.x < n) route_table().rows[threadIdx.x] = row_of(place + threadIdx.x);
+}
+
+// `kCount` chunks of `n` tokens of x, chunk by chunk, under the 128-byte swizzle of wgmma; `row`: a token's offset.
+template <u32 kTokens, u32 kCount, u32 kUnroll, typename Row>
+WC_DEVICE void copy_tokens(const u16* x, u32 at, u32 n, u32 chunk, Row row) {
     constexpr u32 kPerToken = kCount * 8;
+#pragma unroll kUnroll
     for (u32 i = thread_index(); i < n * kPerToken; i += kThreads) {
         const u32 token = i / kPerToken, piece = i % kPerToken;
         if (kChunks % kCount != 0 && chunk + piece / 8 >= kChunks) continue;
-        const u8* from = reinterpret_cast<const u8*>(x) + route_table().rows[token] + chunk * 128 + piece * 16;
+        const u8* from = reinterpret_cast<const u8*>(x) + row(token) + chunk * 128 + piece * 16;
         copy_async(at + (piece / 8) * (kTokens * 128) + token * 128 + ((piece % 8 ^ (token & 7)) << 4), from);
     }
+}
+
+// Tokens of a pass, whose offsets `find_rows` has found, to one stage.
+template <u32 kTokens, u32 kCount>
+WC_DEVICE void copy_stage(const u16* x, u32 at, u32 n, u32 chunk) {
+    copy_tokens<kTokens, kCount, 4>(x, at, n, chunk, [](u32 token) { return route_table().rows[token]; });
 }
 
 // Results of one row tile's quarters [from, to) for `n` tokens from `place` on: sums `kSlabs` partial sums, applies the

@@ -53,12 +53,17 @@ extern "C" __global__ void __launch_bounds__(wc::moe::kThreads, 1)
     RouteTable& table = route_table();
 
     launch_dependents();
-    sort_routes<kThreads>(table, reinterpret_cast<u16*>(shared), ids, routes, local_experts, first_expert, all_experts);
-    deal<kUnits>(table);
+    if (threadIdx.x < kSorters) {
+        u16* const scratch = reinterpret_cast<u16*>(shared);
+        sort_routes<kSorters>(table, scratch, ids, routes, local_experts, first_expert, all_experts);
+        deal<kUnits>(table);
+    }
+    if (!kMany) __syncthreads();
 
     const Context c{weights, factors, natural, ordered, out};
     if constexpr (kMany) {
         for (u32 i = blockIdx.x; i < table.pass_total * kGroups; i += gridDim.x) many_tokens_of(c, i);
+        __syncthreads();
     }
     while (table.begin < table.end) {
         few_tokens_of(c);
