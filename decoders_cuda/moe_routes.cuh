@@ -4,10 +4,10 @@
 // on its weights before its predecessor has ended. Lists are in one fixed order: CTAs that compute different passes of
 // an expert must agree on which tokens each pass has.
 //
-// Work is cut by memory traffic. An expert with at most `kFew` tokens costs the same per row whatever their number, so
-// those experts' rows, laid end to end, are dealt in quarters of row tiles as one even range per CTA. Experts with more
-// tokens are cut into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the even ranges make up
-// for what those cost.
+// Work is cut by its price: memory traffic, and what more tokens and a change of experts cost on top. The rows of the
+// experts with at most `kFew` tokens, laid end to end, are dealt in quarters of row tiles as one range per CTA. Experts
+// with more tokens are cut into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the ranges
+// make up for what those cost.
 #pragma once
 
 #include "moe_local.cuh"
@@ -36,6 +36,18 @@ struct Routes {
     u16 list[kRoutes];
 };
 
+// Prices, measured; a row tile of at most 8 tokens costs 64. Products are 8, 16, 24 or 32, 64, 128 wide.
+constexpr u32 kPartPrice = PART_PRICE;  // of an expert's first row: its tokens are copied, nothing is multiplied
+WC_DEVICE u32 quarter_price(u32 n) { return n <= 8 ? 16 : n <= 16 ? QUARTER_PRICE_16 : QUARTER_PRICE_24; }
+WC_DEVICE u32 group_price(u32 n) { return n <= 32 ? GROUP_PRICE_32 : n <= 64 ? GROUP_PRICE_64 : GROUP_PRICE_128; }
+
+// Scratch of sorting and dealing.
+template <u32 kWarps, u32 kExperts, u32 kRoutes, u32 kFew>
+struct Scratch {
+    u32 upto[kExperts + (kMany ? 0 : kRoutes / kFew)];  // running sum of the prices of `few`
+    u16 seen[kWarps][kExperts];                         // the warp's routes so far, then those of the warps before
+};
+
 // Sum over this and the lower lanes.
 WC_DEVICE u32 sum_to(u32 v) {
     WC_UNROLL
@@ -57,16 +69,16 @@ WC_DEVICE void sorters_barrier() {
 }
 
 // Fills `r` from the ids of all routes. All threads of the CTA call it, or only the first 128. `r.list` is complete
-// after the next barrier, all else at once for those who called. `seen` is scratch: per warp and expert, the warp's
-// routes so far, then those of the warps before.
-template <u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
-WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen, const RouteId* ids, u32 routes,
+// after the next barrier, all else at once for those who called.
+template <u32 kUnits, u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
+WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r,
+                           Scratch<kThreads / 32, kExperts, kRoutes, kFew>& scratch, const RouteId* ids, u32 routes,
                            const int* table, u32 first, u32 all_experts) {
     constexpr u32 kPerThread = ceil_div(kRoutes, kThreads), kWarps = kThreads / 32, kPassBits = 12;
     constexpr u32 kCut = kMany ? kWide : kFew;
     static_assert(kRoutes <= 65536 && kExperts + kRoutes / kCut < 1u << kPassBits, "routes and passes share a word");
     const u32 tid = threadIdx.x, lane = tid % 32;
-    u16* const mine = seen + tid / 32 * kExperts;
+    u16* const mine = scratch.seen[tid / 32];
     int expert[kPerThread];
     u32 rank[kPerThread];
     RouteId id[kPerThread];
@@ -90,17 +102,18 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
     }
     sorters_barrier<kThreads>();
     if (tid < 32) {
-        u32 before = 0, few = 0;  // routes in the low bits, passes in the high ones
+        const auto price = [](u32 n) { return kPartPrice + 4 * kUnits * quarter_price(n); };
+        u32 before = 0, few = 0, price_before = 0;  // before: routes in the low bits, passes in the high ones
         for (u32 base = 0; base < kExperts; base += 32) {
             const u32 e = base + tid;
             u32 n = 0;
             if (e < kExperts) {
                 u32 counts[kWarps];
                 WC_UNROLL
-                for (u32 w = 0; w < kWarps; ++w) counts[w] = seen[w * kExperts + e];
+                for (u32 w = 0; w < kWarps; ++w) counts[w] = scratch.seen[w][e];
                 WC_UNROLL
                 for (u32 w = 0; w < kWarps; ++w) {
-                    seen[w * kExperts + e] = static_cast<u16>(n);
+                    scratch.seen[w][e] = static_cast<u16>(n);
                     n += counts[w];
                 }
             }
@@ -114,10 +127,24 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
                 to[i] = {static_cast<u16>(e), static_cast<u16>(left < kCut ? left : kCut), start + i * kCut};
             }
             if constexpr (kMany) {
-                const u32 is_few = __ballot_sync(~0u, n > 0 && n <= kFew);
-                const u32 at = few + __popc(is_few & ((1u << tid) - 1));
-                if (n > 0 && n <= kFew) r.few[at] = {static_cast<u16>(e), static_cast<u16>(n), start};
-                few += __popc(is_few);
+                const bool is_few = n > 0 && n <= kFew;
+                const u32 all = __ballot_sync(~0u, is_few), at = few + __popc(all & ((1u << tid) - 1));
+                const u32 upto = price_before + sum_to(is_few ? price(n) : 0);
+                if (is_few) {
+                    r.few[at] = {static_cast<u16>(e), static_cast<u16>(n), start};
+                    scratch.upto[at] = upto;
+                }
+                few += __popc(all);
+                price_before = __shfl_sync(~0u, upto, 31);
+            } else if constexpr (kFew > 8) {
+                const u32 last = n - (cuts - 1) * kCut;  // tokens of the last part
+                const u32 whole = price(kCut), mine = cuts == 0 ? 0 : (cuts - 1) * whole + price(last);
+                const u32 upto = price_before + sum_to(mine), at = sum - own >> (32 - kPassBits);
+                WC_NO_UNROLL
+                for (u32 i = 0; i < cuts; ++i) {
+                    scratch.upto[at + i] = i + 1 < cuts ? upto - mine + (i + 1) * whole : upto;
+                }
+                price_before = __shfl_sync(~0u, upto, 31);
             }
             before = __shfl_sync(~0u, sum, 31);
         }
@@ -134,51 +161,75 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r, u16* seen,
     }
 }
 
-// Cost of a group with n tokens, where one row tile of few tokens costs 8: measured. Products are 32, 64 or 128 wide.
-WC_DEVICE u32 group_cost(u32 n) { return n <= 32 ? GROUP_COST_32 : n <= 64 ? GROUP_COST_64 : GROUP_COST_128; }
+template <bool kNarrow>
+WC_DEVICE u32 portion(u32 price, u32 part, u32 all) {
+    return kNarrow ? price * part / all : static_cast<u32>(static_cast<u64>(price) * part / all);
+}
 
 // Fills `begin` and `end` for a product with kUnits row tiles per expert. Those who sorted call it. Where there may be
 // passes, that is every thread, and it begins and ends with a barrier.
-template <u32 kUnits, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
-WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r) {
-    constexpr u32 kGroups = ceil_div(kUnits, 4);
-    static_assert((kExperts + kRoutes / kFew) * kUnits <= 1u << 20, "products of quarters and CTAs fit 32 bits");
-    const u32 ctas = gridDim.x, cta = blockIdx.x;
-    if constexpr (!kMany) {
-        if (threadIdx.x == 0) {
-            const u32 quarters = r.few_total * kUnits * 4;
-            r.begin = quarters * cta / ctas;
-            r.end = quarters * (cta + 1) / ctas;
+template <u32 kUnits, u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
+WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r,
+                    const Scratch<kThreads / 32, kExperts, kRoutes, kFew>& scratch) {
+    constexpr u32 kGroups = ceil_div(kUnits, 4), kQuarters = 4 * kUnits;
+    // Whether prices times CTAs (at most 512) fit 32 bits.
+    constexpr u32 kMost = (kExperts + kRoutes / kFew) * (kPartPrice + kQuarters * QUARTER_PRICE_24);
+    constexpr bool kNarrow = !kMany && kMost < 1u << 23;
+    const u32 ctas = gridDim.x, cta = blockIdx.x, tid = threadIdx.x;
+    if constexpr (!kMany && kFew == 8) {
+        // One price for all, in fourths: thread 0 finds the begin, thread 1 the end.
+        constexpr u32 kFirst = kPartPrice / 4, kExpert = kFirst + 4 * kQuarters;
+        if (tid < 2) {
+            const u32 price = portion<kNarrow>(r.few_total * kExpert, cta + tid, ctas);
+            const u32 index = price / kExpert, rest = price % kExpert;
+            (tid == 0 ? r.begin : r.end) = index * kQuarters + (rest < kFirst ? 0 : (rest - kFirst) / 4);
         }
         return;
     }
-    if (threadIdx.x == 0) r.share_total = r.share_before = 0;
-    __syncthreads();
-    const u32 quarters = r.few_total * kUnits * 4;
-    // Thread c works out what CTA c spends on groups, and what is left of an even share.
-    if (threadIdx.x < ctas) {
-        const u32 whole = kGroups / ctas, rest = kGroups % ctas;
-        u32 total = quarters * 2, mine = 0, first = 0;  // first: CTA of the pass's first group
-        for (u32 i = 0; i < r.pass_total; ++i) {
-            const u32 cost = group_cost(r.passes[i].count);
-            const u32 place = threadIdx.x < first ? threadIdx.x + ctas - first : threadIdx.x - first;
-            total += cost * kGroups;
-            mine += cost * (whole + (place < rest));
-            first += rest;
-            if (first >= ctas) first -= ctas;
+    if constexpr (kMany) {
+        if (tid == 0) r.share_total = r.share_before = 0;
+        __syncthreads();
+    }
+    const u32 few_total = r.few_total, price = few_total > 0 ? scratch.upto[few_total - 1] : 0;
+    u32 before = cta, own = 1, all = ctas;
+    if (kMany && r.pass_total > 0) {
+        // Thread c works out what CTA c spends on groups, and what is left of an even share.
+        if (tid < ctas) {
+            const u32 whole = kGroups / ctas, rest = kGroups % ctas;
+            u32 total = price, mine = 0, first = 0;  // first: CTA of the pass's first group
+            for (u32 i = 0; i < r.pass_total; ++i) {
+                const u32 cost = group_price(r.passes[i].count);
+                const u32 place = tid < first ? tid + ctas - first : tid - first;
+                total += cost * kGroups;
+                mine += cost * (whole + (place < rest));
+                first += rest;
+                if (first >= ctas) first -= ctas;
+            }
+            const u32 even = total / ctas + 1, share = even > mine ? even - mine : 0;
+            atomicAdd(&r.share_total, share);
+            if (tid < cta) atomicAdd(&r.share_before, share);
+            if (tid == cta) r.share_own = share;
         }
-        const u32 even = total / ctas + 1, share = even > mine ? even - mine : 0;
-        atomicAdd(&r.share_total, share);
-        if (threadIdx.x < cta) atomicAdd(&r.share_before, share);
-        if (threadIdx.x == cta) r.share_own = share;
+        __syncthreads();
+        before = r.share_before;
+        own = r.share_own;
+        all = r.share_total;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const u64 all = r.share_total, before = r.share_before;
-        r.begin = static_cast<u32>(quarters * before / all);
-        r.end = static_cast<u32>(quarters * (before + r.share_own) / all);
+    // Whoever holds the expert at a price says which quarter it is.
+    WC_NO_UNROLL
+    for (u32 side = 0; side < 2; ++side) {
+        const u32 at = portion<kNarrow>(price, before + side * own, all);
+        u32& to = side == 0 ? r.begin : r.end;
+        if (tid == 0 && at >= price) to = few_total * kQuarters;
+        WC_NO_UNROLL
+        for (u32 i = tid; i < few_total; i += kThreads) {
+            const u32 from = i > 0 ? scratch.upto[i - 1] : 0;
+            if (at < from || at >= scratch.upto[i]) continue;
+            const u32 rest = at - from;
+            to = i * kQuarters + (rest < kPartPrice ? 0 : (rest - kPartPrice) / quarter_price(r.few[i].count));
+        }
     }
-    __syncthreads();
+    if constexpr (kMany) __syncthreads();
 }
 
 }  // namespace moe

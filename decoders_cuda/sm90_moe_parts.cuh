@@ -25,10 +25,11 @@ constexpr u32 kSync = SYNC_TOKENS < kFew ? SYNC_TOKENS : kFew;
 
 // Shared memory: tokens, then partial sums, then the routes.
 constexpr u32 kWide = WIDE_TOKENS, kStages = STAGES, kStageBytes = 32768;
-constexpr u32 kSeenBytes = kThreads / 32 * kExperts * 2;          // scratch of the sort
-constexpr u32 kResidentBytes = kFew * K_COLUMNS * 2, kOtherBytes = kMany ? kStages * kStageBytes : kSeenBytes;
+using SortScratch = Scratch<kSorters / 32, kExperts, kRoutes, kFew>;
+constexpr u32 kScratchBytes = ceil_div(sizeof(SortScratch), 16) * 16;
+constexpr u32 kResidentBytes = kFew * K_COLUMNS * 2, kOtherBytes = kMany ? kStages * kStageBytes : kScratchBytes;
 constexpr u32 kTokenBytes = kResidentBytes > kOtherBytes ? kResidentBytes : kOtherBytes;
-static_assert(kSeenBytes <= kTokenBytes, "the sort has room");
+static_assert(kScratchBytes <= kTokenBytes, "the sort has room");
 constexpr u32 kSumPitch = 68, kSumTokens = kMany ? 24 : 16;       // floats per token: 64 rows, 4 against bank conflicts
 constexpr u32 kSlabBytes = kSumTokens * kSumPitch * 4;
 using RouteTable = Routes<kExperts, kRoutes, kFew, kWide>;

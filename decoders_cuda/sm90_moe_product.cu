@@ -12,7 +12,7 @@
 // Weights   straight to registers, RING chunks of 16 + 2 bytes per lane in flight: 2,304 bytes per brick, read once.
 // Macros    N_ROWS, K_COLUMNS per expert (multiples of 64); EXPERTS local ones; TOP_K; ROUTES upper bound of tokens ·
 //           TOP_K (≤ 65,536); ID_BYTES 4, 8; GATED 0, 1; FEW_TOKENS 8, 16, 24; SYNC_TOKENS, up to which mma.sync beats
-//           wgmma; WIDE_TOKENS, most tokens of a pass; RING; STAGES; MANY, GROUP_COST_32, _64, _128: see moe_routes.cuh.
+//           wgmma; WIDE_TOKENS, most tokens of a pass; RING; STAGES; MANY, …_PRICE…: see moe_routes.cuh.
 // Grid      any number of CTAs up to 512; shared memory as `kernels/moe.py` computes it.
 #include "sm90_moe_loops.cuh"
 
@@ -54,9 +54,9 @@ extern "C" __global__ void __launch_bounds__(wc::moe::kThreads, 1)
 
     launch_dependents();
     if (threadIdx.x < kSorters) {
-        u16* const scratch = reinterpret_cast<u16*>(shared);
-        sort_routes<kSorters>(table, scratch, ids, routes, local_experts, first_expert, all_experts);
-        deal<kUnits>(table);
+        SortScratch& scratch = *reinterpret_cast<SortScratch*>(shared);
+        sort_routes<kUnits, kSorters>(table, scratch, ids, routes, local_experts, first_expert, all_experts);
+        deal<kUnits, kSorters>(table, scratch);
     }
     if (!kMany) __syncthreads();
 

@@ -34,8 +34,16 @@ FEW = (24, 16, 8)
 SYNC_TOKENS = 16
 #: Calls of at most so many tokens have kernels of their own, half as long.
 SMALL_TOKENS = 8
-# Cost of a group of row tiles by the width of its products, where a row tile of few tokens costs 8.
-GROUP_COSTS = {32: 42, 64: 56, 128: 84}
+# Measured prices, where a row tile of at most 8 tokens costs 64: of a quarter of one with more tokens, of a
+# group of four by the width of its products, of the first row of an expert.
+PRICES = {
+    "PART_PRICE": 24,
+    "QUARTER_PRICE_16": 19,
+    "QUARTER_PRICE_24": 20,
+    "GROUP_PRICE_32": 8 * 42,
+    "GROUP_PRICE_64": 8 * 56,
+    "GROUP_PRICE_128": 8 * 84,
+}
 #: Routes that one launch can sort; more tokens are computed in slices.
 MAX_ROUTES = 4096
 _ROUTE_SIZES = (128, 512, 2048, MAX_ROUTES)
@@ -106,12 +114,13 @@ class Product:
             "MANY": int(self.many),
             "WIDE_TOKENS": self.wide,
             "SYNC_TOKENS": SYNC_TOKENS,
-            **{f"GROUP_COST_{width}": cost for width, cost in GROUP_COSTS.items()},
+            **PRICES,
         }
 
 
 def _smem(cols: int, experts: int, routes: int, few: int, many: bool, wide: int) -> int:
-    tokens = max(few * cols * 2, STAGES * STAGE_BYTES if many else THREADS // 32 * experts * 2)
+    sort = 4 * (experts + routes // few) + 2 * (THREADS // 32) * experts
+    tokens = max(few * cols * 2, STAGES * STAGE_BYTES if many else -(-sort // 16) * 16)
     sums = WARPGROUPS * (24 if many else 16) * 68 * 4
     parts = experts + routes // wide + experts if many else experts + routes // few + 1
     table = 4 * wide + 8 * parts + 4 * experts + 32 + 2 * routes
