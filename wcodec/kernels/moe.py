@@ -40,9 +40,9 @@ PRICES = {
     "PART_PRICE": 24,
     "QUARTER_PRICE_16": 19,
     "QUARTER_PRICE_24": 20,
-    "GROUP_PRICE_32": 8 * 42,
-    "GROUP_PRICE_64": 8 * 56,
-    "GROUP_PRICE_128": 8 * 84,
+    "GROUP_PRICE_32": 403,
+    "GROUP_PRICE_64": 538,
+    "GROUP_PRICE_128": 806,
 }
 #: Routes that one launch can sort; more tokens are computed in slices.
 MAX_ROUTES = 4096
