@@ -17,10 +17,12 @@ from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_f
 from wcodec.analysis.findings import Coverage, TensorReport
 from wcodec.analysis.report import Report
 from wcodec.analysis.table import window_text
-from wcodec.units import bits, count, duration, percent, shape_text, size
+from wcodec.units import bits, count, duration, number, percent, shape_text, shorten, size, visible
 
 #: Tensors in the table, the largest first: browsers slow down with more. CSV and JSON have all.
 MAX_ROWS = 2000
+#: Characters of a tensor's name in the table, and of a role's beside the heat map.
+NAME_ROOM, ROLE_ROOM = 160, 80
 
 
 def render(report: Report) -> str:
@@ -38,14 +40,15 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(breakable=_breakable, size=size, count=count)
+    environment.filters.update(breakable=_breakable, shorten=shorten, visible=visible)
+    environment.filters.update(size=size, count=count, number=number)
     environment.filters.update(percent=percent, duration=duration, bits=bits)
     figure = exponent_figure(report.tensors)
     heat = heat_map(report)
     shown = sorted(report.tensors, key=lambda t: -t.nbytes)[:MAX_ROWS]
     return environment.get_template("report.html.j2").render(
         version=__version__,
-        title=", ".join(PurePath(source.path).name or source.path for source in report.sources),
+        title=visible(", ".join(PurePath(source.path).name or source.path for source in report.sources)),
         report=report,
         bf16=report.bf16,
         counted=not math.isnan(report.bf16.entropy.total),
@@ -57,6 +60,8 @@ def render(report: Report) -> str:
         coverage=_coverage(report.bf16.coverage),
         heat=_heat(heat) if heat else None,
         rows=[_row(t) for t in shown],
+        name_room=NAME_ROOM,
+        role_room=ROLE_ROOM,
         hidden_rows=len(report.tensors) - len(shown),
         pictures=[_picture(t) for t in shown],
         notes=[text for source in report.sources for text in (*source.differences, *source.remarks)],
@@ -67,7 +72,7 @@ def render(report: Report) -> str:
 
 def _breakable(name: str) -> Markup:
     """A name that lines may break after its dots and underscores."""
-    return Markup("<wbr>").join(re.split(r"(?<=[._])", name))
+    return Markup("<wbr>").join(re.split(r"(?<=[._])", visible(name)))
 
 
 def _histogram(figure: ExponentFigure) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def _heat(heat: HeatMap) -> dict[str, Any]:
                 {
                     "x": i,
                     "shades": {key: _shade(value, *spans[key]) for key, value in values.items()},
-                    "title": f"layer {layer}, {role}: " + ", ".join(_said(values)),
+                    "title": f"layer {layer}, {visible(role)}: " + ", ".join(_said(values)),
                 }
             )
         rows.append({"role": role, "cells": cells})

@@ -14,8 +14,10 @@ from wcodec.analysis.cost import ratio
 from wcodec.analysis.figures import METRICS, ExponentFigure, HeatMap, exponent_figure, heat_map
 from wcodec.analysis.report import Report
 from wcodec.errors import UnsupportedError
-from wcodec.units import bits, percent, size
+from wcodec.units import bits, percent, shorten, size, visible
 
+#: Characters that fit into ten inches of headline, and beside the heat map.
+TITLE_ROOM, ROLE_ROOM = 90, 36
 INSIDE, OUTSIDE, WINDOW, INK, SOFT = "#0b7a6b", "#c8372d", "#e3efec", "#1c1d1f", "#6a6d73"
 
 
@@ -69,16 +71,19 @@ def draw(report: Report) -> bytes:
 
 def _literal(text: str) -> str:
     """Text that matplotlib does not take for mathematics."""
-    return text.replace("\\", "\\\\").replace("$", r"\$")
+    return visible(text).replace("$", r"\$")
 
 
 def _write_head(figure: Any, report: Report) -> None:
     names = ", ".join(PurePath(source.path).name or source.path for source in report.sources)
-    figure.text(0.02, 0.8, _literal(names), va="top", fontsize=13, fontweight="bold", color=INK)
-    saved = ratio(report.nbytes - report.packed_bytes, report.nbytes)
-    sizes = f"{size(report.nbytes)} → {size(report.packed_bytes)}"
-    claim = f"{sizes}: {percent(saved)} fewer bytes, every bit recoverable"
-    figure.text(0.02, 0.38, claim, va="top", fontsize=10.5, color=INSIDE)
+    title = _literal(shorten(names, TITLE_ROOM))
+    figure.text(0.02, 0.8, title, va="top", fontsize=13, fontweight="bold", color=INK)
+    saved = report.nbytes - report.packed_bytes
+    claim = f"{size(report.nbytes)}: nothing here would get smaller"
+    if saved > 0:
+        sizes = f"{size(report.nbytes)} → {size(report.packed_bytes)}"
+        claim = f"{sizes}: {percent(ratio(saved, report.nbytes))} fewer bytes, every bit recoverable"
+    figure.text(0.02, 0.38, claim, va="top", fontsize=10.5, color=INSIDE if saved > 0 else SOFT)
 
 
 def _draw_exponents(axes: Any, figure: ExponentFigure | None, report: Report) -> None:
@@ -111,6 +116,7 @@ def _draw_exponents(axes: Any, figure: ExponentFigure | None, report: Report) ->
     if figure.pooled:  # the first bar holds everything smaller, zero among it
         ticks, labels = np.append(ticks, x[0]), [*labels, "0…"]
     axes.set_xticks(ticks, labels)
+    axes.set_xlabel("power of two of a weight", color=SOFT, fontsize=9)
     axes.set_ylabel("BF16 weights", color=SOFT, fontsize=9)
     entropy = report.bf16.entropy
     axes.set_title(
@@ -149,11 +155,13 @@ def _draw_heat(figure: Any, heat: HeatMap) -> None:
     colors = LinearSegmentedColormap.from_list("wcodec", ["#eef1ee", "#0b6a5e"])
     mesh = axes.pcolormesh(grid, cmap=colors, edgecolors="white", linewidth=1.2)
     axes.invert_yaxis()
-    axes.set_yticks(np.arange(len(heat.roles)) + 0.5, [_literal(role) for role in heat.roles])
+    labels = [_literal(shorten(role, ROLE_ROOM)) for role in heat.roles]
+    axes.set_yticks(np.arange(len(heat.roles)) + 0.5, labels)
     step = max(1, len(heat.layers) // 16)
     axes.set_xticks(np.arange(0, len(heat.layers), step) + 0.5, heat.layers[::step])
     axes.tick_params(length=0, labelsize=8.5, colors=INK)
     axes.spines[:].set_visible(False)
+    axes.set_xlabel("layer", color=SOFT, fontsize=9)
     axes.set_title("Bits in the exponent, layer by layer", loc="left", fontsize=10.5, color=INK)
     bar = figure.colorbar(mesh, ax=axes, pad=0.015, aspect=max(8, 3 * len(heat.roles)), fraction=0.03)
     bar.outline.set_visible(False)

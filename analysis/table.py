@@ -19,7 +19,7 @@ from wcodec.analysis.findings import Window
 from wcodec.analysis.report import Report
 from wcodec.analysis.rows import FEW, Row, by_block_kind, folded_rows, single_rows, sparkline
 from wcodec.analysis.totals import Bf16Totals
-from wcodec.units import bits, count, duration, percent, shape_text, size
+from wcodec.units import bits, count, duration, number, percent, shape_text, size, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,8 +71,8 @@ def print_table(report: Report, console: Console, *, every: bool = False) -> Non
 def _heading(report: Report) -> str:
     names = ", ".join(PurePath(source.path).name or source.path for source in report.sources)
     kinds = sorted({t.kind for t in report.tensors}, key=lambda kind: -_bytes_of(report, kind))
-    parts = [f"{len(report.tensors):,} tensors", f"{count(report.weights)} weights", size(report.nbytes)]
-    return f"\n[bold]{escape(names)}[/]  [dim]{' · '.join([*parts, ' + '.join(kinds).upper()])}[/]\n"
+    parts = [number(len(report.tensors), "tensor"), f"{count(report.weights)} weights", size(report.nbytes)]
+    return f"\n[bold]{escape(visible(names))}[/]  [dim]{' · '.join([*parts, ' + '.join(kinds).upper()])}[/]\n"
 
 
 def _bytes_of(report: Report, kind: str) -> int:
@@ -106,7 +106,7 @@ def _rows_table(rows: list[Row], width: int) -> Table:
 
 
 def _name(row: Row) -> Text:
-    name = Text(row.name)
+    name = Text(visible(row.name))
     if len(row.tensors) > 1:
         name.append(f" ×{len(row.tensors)}", style="cyan")
     return name
@@ -123,8 +123,8 @@ def _shorten(text: Text, room: int) -> Text:
 
 def _left_line(rows: list[Row], report: Report) -> str:
     share = percent(ratio(sum(row.nbytes for row in rows), report.nbytes))
-    number = sum(len(row.tensors) for row in rows)
-    return f"and {number} tensors with {share} of the bytes, left as they are: {_reasons(rows)}"
+    tensors = number(sum(len(row.tensors) for row in rows), "tensor")
+    return f"and {tensors} with {share} of the bytes, left as they are: {_reasons(rows)}"
 
 
 def _reasons(rows: list[Row]) -> str:
@@ -132,7 +132,7 @@ def _reasons(rows: list[Row]) -> str:
     for row in by_block_kind(rows):
         kind = f"{row.name.upper()}: " if row.first.blocks is not None else ""
         reasons[kind + row.reason] += len(row.tensors)
-    return ", ".join(f"{number} {escape(reason)}" for reason, number in reasons.most_common())
+    return ", ".join(f"{times} {escape(reason)}" for reason, times in reasons.most_common())
 
 
 def _verdict(row: Row) -> str:

@@ -9,6 +9,25 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", " k", " M", " B", " T")
 
 
+def visible(text: str) -> str:
+    r"""Text for people's eyes: characters that would break a line or steer a terminal as escapes (``"\n"``).
+
+    Names come from files of strangers. Bytes of paths that are not UTF-8 stay as they are.
+    """
+    if text.isprintable():
+        return text
+    kept = (c if c.isprintable() or "\udc80" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
+    return "".join(kept)
+
+
+def shorten(text: str, room: int) -> str:
+    """Text of at most `room` characters: the middle of a longer name goes, since its end says what it is."""
+    if len(text) <= room:
+        return text
+    head = room // 3
+    return f"{text[:head]}…{text[len(text) - (room - head - 1) :]}"
+
+
 def size(nbytes: float) -> str:
     """Bytes in powers of ten, as GB/s are: ``"45.4 MB"``."""
     return _scaled(nbytes, _UNITS, " ")
@@ -28,6 +47,11 @@ def _scaled(value: float, units: Sequence[str], gap: str) -> str:
     return f"{value:.{digits}f}{gap}{units[power]}"
 
 
+def number(n: int, noun: str) -> str:
+    """How many of something: ``"1 tensor"``, ``"3,183 tensors"``."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def percent(fraction: float) -> str:
     """A fraction with two significant digits below 1 %: ``"24.1 %"``, ``"0.014 %"``."""
     if math.isnan(fraction):
@@ -39,7 +63,9 @@ def percent(fraction: float) -> str:
 
 
 def duration(us: float) -> str:
-    """Microseconds in the unit that fits: ``"1.18 µs"``, ``"2.33 ms"``."""
+    """Microseconds in the unit that fits: ``"0.012 ns"``, ``"1.18 µs"``, ``"2.33 ms"``."""
+    if 0 < us < 0.0001:
+        return f"{us * 1000:.3g} ns"
     return f"{us:.3g} µs" if us < 999.5 else f"{us / 1000:.3g} ms" if us < 999_500 else f"{us / 1e6:.3g} s"
 
 

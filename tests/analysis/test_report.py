@@ -21,6 +21,7 @@ from wcodec.analysis import html
 from wcodec.analysis.report import SCHEMA, Report
 from wcodec.analysis.rows import folded_rows, sparkline
 from wcodec.errors import UnsupportedError
+from wcodec.units import visible
 
 GOLDEN = Path(__file__).parent / "golden.json"
 HOSTILE = "</script><script>alert(1)</script>\"'&{{7*7}}[bold]$x^2$\n=1+1"
@@ -196,9 +197,38 @@ def test_html_takes_hostile_names_for_text(hostile: Report) -> None:
     outline = Outline(page)
     assert len(outline.scripts) == 2  # the data and our own code
     assert "<script>alert" not in page
-    assert HOSTILE in "".join(outline.text)
+    assert visible(HOSTILE) in "".join(outline.text)
     assert "49" not in "".join(outline.text).split("{{7*7}}")[0][-4:]
     assert len(json.loads(outline.scripts[0])) == len(hostile.tensors)
+
+
+STEERING = "a\nb\x1b[31m\u202e"
+
+
+@pytest.fixture(scope="module")
+def steering(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Names that would break lines, colour a terminal or reorder what follows, and very long ones."""
+    layers = {f"h.{i}.{STEERING}{'long.' * 60}up": gaussian((128, 128), i) for i in range(2)}
+    tensors = {STEERING: gaussian((128, 128)), "": gaussian((64, 64)), **layers}
+    path = tmp_path_factory.mktemp("steering") / f"{STEERING}.safetensors"
+    return wcodec.analyze(write(path, tensors))
+
+
+def test_names_cannot_steer_what_shows_them(steering: Report) -> None:
+    shown = r"a\nb\x1b[31m\u202e"
+    page = "".join(Outline(steering.to_html()).text)
+    for text in (steering.to_text(), page):
+        assert shown in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "(no name)" in page
+    assert max(map(len, page.splitlines())) < 400  # the middle of long names is left out
+    assert any(line.startswith(shown) for line in steering.to_text().splitlines())
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_leave_room_for_the_picture(steering: Report) -> None:
+    assert steering.to_png().startswith(b"\x89PNG")
 
 
 def test_html_of_very_many_tensors_shows_the_largest(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
