@@ -151,7 +151,8 @@ class Bench:
 def main() -> None:
     """Print the stamps and, if asked, the ablation; draw the timeline."""
     from wcodec.cuda.device import device_info
-    from wcodec.kernels.gemm import GemmConfig, default_config
+    from wcodec.kernels.gemm import GemmConfig
+    from wcodec.kernels.gemm_rule import default_config
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="8192x4096", help="N x K")

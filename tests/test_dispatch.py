@@ -16,7 +16,7 @@ from wcodec.cuda.device import DeviceInfo
 from wcodec.dispatch import choose
 from wcodec.errors import MalformedError
 from wcodec.fused import KERNELS
-from wcodec.kernels import gemm
+from wcodec.kernels import gemm_rule
 from wcodec.tables import Entry, Tables, read_table, token_class, tuned_path, write_tuned
 
 H200 = DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 232448, 60 << 20, 150 << 30)
@@ -181,7 +181,7 @@ def test_packed_matrices_without_elements_get_a_plan(
 def test_what_tuning_tries_can_launch_and_starts_with_the_rule(n: int, k: int, tokens: int) -> None:
     gemms = KERNELS["gemm"].candidates(n, k, tokens, H200)
     gemvs = KERNELS["gemv"].candidates(n, k, tokens, H200)
-    assert bool(gemms) == (gemm.MIN_TOKENS <= tokens <= 256)
+    assert bool(gemms) == (gemm_rule.MIN_TOKENS <= tokens <= 256)
     assert bool(gemvs) == (tokens <= 32)
     for config in gemms:
         config.grid(n, k, tokens, H200.multiprocessors)

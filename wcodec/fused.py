@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wcodec.cuda.device import DeviceInfo, device_info
-from wcodec.kernels import gemm, gemv
+from wcodec.kernels import gemm_rule, gemv
 from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
 from wcodec.kernels.gemv import Gemv, GemvConfig
 from wcodec.kernels.pack import split_table
@@ -156,9 +156,9 @@ KERNELS: dict[str, Kernel] = {
     GEMM: Kernel(
         supported=lambda info: info.has_wgmma,
         config=lambda values: GemmConfig(**values),
-        default=gemm.default_config,
+        default=gemm_rule.default_config,
         bind=_bind_gemm,
-        candidates=gemm.candidates,
+        candidates=gemm_rule.candidates,
     ),
 }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from wcodec.cuda.device import DeviceInfo
-from wcodec.kernels import gemm, gemv
+from wcodec.kernels import gemm_rule, gemv
 from wcodec.kernels.gemm import TILE, GemmConfig
 from wcodec.kernels.gemv import GemvConfig
 from wcodec.tables import Entry, packaged
@@ -38,7 +38,7 @@ def _gemv() -> set[GemvConfig]:
 def _gemm() -> set[GemmConfig]:
     tables = {GemmConfig(**(entry.config or {})) for entry in entries_of("gemm")}
     shapes = itertools.product((*_FEW_ROW_TILES, *_MANY_ROW_TILES), _BRICKS, _TOKENS)
-    return tables | {gemm.default_config(TILE * n, TILE * k, m, H200) for n, k, m in shapes}
+    return tables | {gemm_rule.default_config(TILE * n, TILE * k, m, H200) for n, k, m in shapes}
 
 
 def _named(configs: Iterable[Config], name: Callable[[Config], str]) -> dict[str, Config]:

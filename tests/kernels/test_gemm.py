@@ -16,16 +16,13 @@ from wcodec.cuda.compiler import compile_cubin, compile_many
 from wcodec.errors import WCodecError
 from wcodec.kernels.gemm import (
     BRICK_BYTES,
-    MAX_TOKENS,
-    MIN_TOKENS,
     SHARED_LIMIT_BYTES,
     SOURCE,
     TILE,
     Bricks,
     GemmConfig,
-    candidates,
-    default_config,
 )
+from wcodec.kernels.gemm_rule import MAX_TOKENS, MIN_TOKENS, candidates, default_config
 from wcodec.tables import CLASSES
 
 pytest.importorskip("cuda.bindings.nvrtc")

@@ -6,7 +6,6 @@ A `GemmConfig` is one compiled instance, a `Bricks` says where a matrix lies, a 
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,11 @@ from wcodec.errors import WCodecError
 from wcodec.kernels.pack import split_table
 
 if TYPE_CHECKING:
-    from wcodec.cuda.device import DeviceInfo
     from wcodec.packed import PackedTensor
 
 SOURCE = "sm90_gemm.cu"
 TILE = 64
 MAX_SPLIT = 8
-MIN_TOKENS, MAX_TOKENS = 8, 256  # that `candidates` serves with one tile of tokens
 SHARED_LIMIT_BYTES = 227 << 10
 SM_SHARED_BYTES = 228 << 10  # what the CTAs of one SM share, 1 KB of it per CTA reserved
 BRICK_BYTES = {"bf16-w12": 6208, "bf16": 8192}
@@ -31,16 +28,10 @@ _STAGING_BYTES = 1536  # per consumer warp
 _SECTOR_BYTES = 32
 _PREFETCH_BYTES = 64 << 10
 _BLOCK_BYTES = 2048  # partial sums: 8 tokens × 64 rows, FP32
-_BLOCK_TOKENS = 8
+BLOCK_TOKENS = 8
 _LAYOUT = "TPPIIPPPQIIIIPI"
 _MANY_GROUPS_TOKENS = 128  # for which four warpgroups have the registers
 _WHOLE_CLUSTER = 3  # CTAs per tile up to which all of them form one cluster; more form clusters of two
-_TILE_TOKENS = (16, 32, 64, 128, 256)
-_MAX_STAGES = 12
-_SHORT_BRICKS = 32  # K of at most 2,048: an exchange costs more than it saves
-_MANY_CTAS = 4  # per tile, above which the exchange costs more than reading x more often
-_LEAST_FILL = 0.7  # of the SMs
-_FEW_TOKENS = 32  # so few that posting whole tiles costs nothing: work may be dealt evenly whatever the fill
 
 
 @dataclass(frozen=True)
@@ -126,7 +117,7 @@ class GemmConfig:
     @property
     def _own_blocks(self) -> int:
         """Blocks of 8 tokens that a warpgroup sums and stores."""
-        return self.tokens // (_BLOCK_TOKENS * self.column_groups)
+        return self.tokens // (BLOCK_TOKENS * self.column_groups)
 
     @property
     def stage_bytes(self) -> int:
@@ -138,7 +129,7 @@ class GemmConfig:
         """Dynamic shared memory of one CTA."""
         merge = 0
         if self.split == 0 and self.column_groups == 2:
-            merge = self.tokens // _BLOCK_TOKENS * _BLOCK_BYTES
+            merge = self.tokens // BLOCK_TOKENS * _BLOCK_BYTES
         groups = self._groups * (4 * _STAGING_BYTES + 8)
         return self.stages * (self.stage_bytes + 16) + groups + merge
 
@@ -205,133 +196,6 @@ class GemmConfig:
         if self.split == 0:
             return self.grid(rows, cols, tokens, multiprocessors) * self._letter_bytes
         return self.tiles(rows, tokens) * self.split * (self._clusters - 1) * self._letter_bytes
-
-
-def _deepest(
-    tokens: int,
-    row_groups: int,
-    stage_bricks: int,
-    split: int,
-    *,
-    cluster: bool = False,
-    column_groups: int = 1,
-    pair: bool = False,
-) -> GemmConfig | None:
-    """Return the instance with as many stages as fit into shared memory; None where two do not."""
-    for stages in range(_MAX_STAGES, 1, -1):
-        try:
-            return GemmConfig(
-                tokens,
-                row_groups,
-                stages,
-                stage_bricks,
-                split,
-                cluster=cluster,
-                column_groups=column_groups,
-                pair=pair,
-            )
-        except ValueError:
-            continue
-    return None
-
-
-def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
-    """Return the rule's instance for a product that nobody measured.
-
-    Wide tiles (128 rows) read x half as often, narrow ones (64 rows, two column groups) need fewer CTAs per
-    tile and so less exchange: up to 64 tokens x is small and narrow tiles win, above that wide ones, unless K
-    is short or the rows are few. Where there are more tiles than SMs, the work is dealt evenly to pairs of
-    CTAs, or tiles of 256 rows fill the SMs once. Column groups take bricks in pairs: where K has an odd
-    number of them, one group takes all.
-
-    Parameters
-    ----------
-    n, k, tokens : int
-        Sizes of the product.
-    info : DeviceInfo
-        The GPU.
-    """
-    tile = next((count for count in _TILE_TOKENS if tokens <= count), MAX_TOKENS)
-    tokens_tiles = -(-tokens // tile)
-    widest, wide, narrow = (-(-n // (groups * TILE)) * tokens_tiles for groups in (4, 2, 1))
-    bricks, processors = -(-k // TILE), info.multiprocessors
-    if wide > processors or (tile <= 64 and narrow > processors):
-        if tile in (64, 128) and _LEAST_FILL * processors <= widest <= processors:
-            config = _deepest(tile, 4, 128 // tile, 1)
-        else:
-            config = _deepest(tile, 2, 1 if tile == MAX_TOKENS else 2, 0, pair=True)
-    else:
-        split = processors // wide
-        crowded = split > _MANY_CTAS or (bricks <= _SHORT_BRICKS and narrow <= processors)
-        if tile == MAX_TOKENS and not crowded:
-            config = _split(tile, 2, 1, split, bricks, cluster=split % 2 == 0)
-        elif tile == MAX_TOKENS and narrow <= processors < 2 * narrow:
-            config = _deepest(tile, 1, 1, 1)
-        elif tile == MAX_TOKENS:
-            config = _split(tile // 2, 2, 2, processors // (2 * wide), bricks)
-        elif tile > 64 and not crowded:
-            config = _split(tile, 2, 2, split, bricks, cluster=split % 2 == 0)
-        else:
-            split = processors // narrow
-            near = tile <= 64 and split in (2, 3)
-            config = _split(tile, 1, 2, split, bricks, cluster=near, column_groups=2 - bricks % 2)
-    assert config is not None, "a ring of two stages of these tiles fits"
-    return config
-
-
-def _split(
-    tokens: int,
-    row_groups: int,
-    stage_bricks: int,
-    split: int,
-    bricks: int,
-    *,
-    cluster: bool = False,
-    column_groups: int = 1,
-) -> GemmConfig | None:
-    """Return the deepest instance whose split is `split` or as near to it as K and the tokens allow."""
-    most = min(MAX_SPLIT, tokens // (_BLOCK_TOKENS * column_groups), -(-bricks // stage_bricks))
-    limited = max(1, min(split, most))
-    return _deepest(
-        tokens,
-        row_groups,
-        stage_bricks,
-        limited,
-        cluster=cluster and limited == split,
-        column_groups=column_groups,
-    )
-
-
-def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig]:
-    """Return the instances worth timing for a product, the rule's first; none outside 8 … 256 tokens.
-
-    A tile of 16 tokens is too small to be summed by more than two CTAs, so 32 are tried there too. Structures
-    that were never the fastest are left out: 256 rows with K split, pairs without work dealt evenly.
-    """
-    if not MIN_TOKENS <= tokens <= MAX_TOKENS:
-        return []
-    found = [default_config(n, k, tokens, info)]
-    tile = next(count for count in _TILE_TOKENS if tokens <= count)
-    tiles_of_tokens = {MAX_TOKENS: (MAX_TOKENS, 128), 16: (16, 32)}.get(tile, (tile,))
-    for count, (rows, columns), bricks, split, cluster, pair in itertools.product(
-        tiles_of_tokens,
-        ((1, 1), (1, 2), (2, 1), (4, 1)),
-        (1, 2),
-        range(MAX_SPLIT + 1),
-        (False, True),
-        (False, True),
-    ):
-        if (rows == 4 and split > 1) or (pair and (split != 0 or rows != 2)):
-            continue
-        config = _deepest(count, rows, bricks, split, cluster=cluster, column_groups=columns, pair=pair)
-        odd = -(-k // TILE) % 2  # a brick without a partner
-        if config is None or config in found or split > config.units(k) or (odd and columns == 2):
-            continue
-        tiles = config.tiles(n, tokens)
-        fill = tiles * max(split, 1) / info.multiprocessors
-        if (fill > 1 or count <= _FEW_TOKENS) if split == 0 else _LEAST_FILL <= fill <= 1:
-            found.append(config)
-    return found
 
 
 @dataclass(frozen=True)
