@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from wcodec.units import visible
+
 
 class WCodecError(Exception):
     """Base of every error wcodec raises on purpose; the CLI prints it as one line.
@@ -17,10 +19,12 @@ class WCodecError(Exception):
     tensor : str, optional
         Tensor the problem is in.
     mend : str, optional
-        What the reader can do about it.
+        What the reader can do about it; by default what the kind of error suggests.
     """
 
     exit_code = 2
+    #: What the reader can do where the one who raises it knows nothing better.
+    default_mend: str | None = None
 
     def __init__(
         self,
@@ -33,14 +37,14 @@ class WCodecError(Exception):
         self.problem = problem
         self.file = os.fspath(file) if file is not None else None
         self.tensor = tensor
-        self.mend = mend
+        self.mend = mend or self.default_mend
         super().__init__(problem)
 
     def __str__(self) -> str:
         where = "".join(
             part
             for part in (
-                f"{self.file}: " if self.file else "",
+                f"{visible(self.file)}: " if self.file else "",
                 f"tensor {self.tensor!r}: " if self.tensor else "",
             )
         )
@@ -53,6 +57,8 @@ class WCodecError(Exception):
 
 class MalformedError(WCodecError):
     """The bytes contradict their own format: truncated, lying or corrupt."""
+
+    default_mend = "it is damaged or was written wrongly: get it again"
 
 
 class UnsupportedError(WCodecError):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.container.weightfiles import build, gaussian, mixed, write
-from tests.malformed import safetensors_cases
+from tests.malformed import safetensors_cases, valid_gguf
 from wcodec.cli import main
 from wcodec.container import pack_directory, pack_file, unpack_file, verify_file, writer
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
@@ -39,6 +39,8 @@ def test_malformed_sources(tmp_path: Path, case: object) -> None:
     with pytest.raises(WCodecError) as caught:
         pack_file(tmp_path / "a.safetensors", tmp_path / "p")
     assert caught.value.exit_code == 2
+    assert caught.value.file == str(tmp_path / "a.safetensors")
+    assert caught.value.mend
     assert names(tmp_path) == {"a.safetensors"}
 
 
@@ -53,6 +55,13 @@ def test_unpacking_what_is_not_packed(tmp_path: Path, source: Path) -> None:
         with pytest.raises(UnsupportedError, match="not a packed file"):
             call(source)  # type: ignore[operator]
     assert names(tmp_path) == {"in"}
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a.npy", "a.pt"])
+def test_unpacking_another_kind(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(valid_gguf() if name == "a.gguf" else b"\x93NUMPY")
+    with pytest.raises(UnsupportedError, match="not a packed file"):
+        unpack_file(tmp_path / name, tmp_path / "q")
 
 
 def test_an_existing_destination_needs_force(tmp_path: Path, source: Path) -> None:

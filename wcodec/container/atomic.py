@@ -38,6 +38,9 @@ def naming(file: str | os.PathLike[str], doing: str) -> Iterator[None]:
             errno.ENOSPC: f"free some space or write to another disk; {NOTHING_WRITTEN}",
             errno.EDQUOT: f"the disk quota is used up; {NOTHING_WRITTEN}",
             errno.EFBIG: f"the file-size limit (ulimit -f) is too small; {NOTHING_WRITTEN}",
+            errno.EACCES: "check the permissions of the file and of its folder",
+            errno.EPERM: "check the permissions of the file and of its folder",
+            errno.EROFS: "the disk is read-only: write to another one",
         }.get(error.errno or 0)
         raise WCodecError(f"cannot {doing}: {error.strerror or error}", file=file, mend=mend) from error
 

@@ -20,6 +20,7 @@ from wcodec.formats import by_id
 from wcodec.formats.base import Format
 from wcodec.packed import PackedTensor
 from wcodec.readers.bytefile import LocalFile
+from wcodec.readers.files import is_of_another_kind
 from wcodec.readers.safetensors import Entry, parse_header
 
 U8 = npt.NDArray[np.uint8]
@@ -85,13 +86,16 @@ class PackedFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         file = LocalFile(self.path)
-        self.header = parse_header(file)
+        try:
+            self.header = parse_header(file)
+        except MalformedError:
+            if is_of_another_kind(self.path):
+                raise self._not_packed() from None
+            raise
         self._data = file.read_at(0, file.size)  # one mapping for all tensors: systems limit their number
         stored = {entry.name: entry for entry in self.header.entries}
         if RECORD_NAME not in stored:
-            raise UnsupportedError(
-                "is not a packed file", file=self.path, mend="`wcodec pack` makes one of a safetensors file"
-            )
+            raise self._not_packed()
         if self.header.file_size != self.header.data_end:
             extra = self.header.file_size - self.header.data_end
             raise MalformedError(
@@ -108,6 +112,11 @@ class PackedFile:
             raise MalformedError("is not a tensor of the source", file=self.path, tensor=name)
         self._head = len(self.source.raw).to_bytes(8, "little") + self.source.raw
         self._starts = [self.source.data_start + part.entry.begin for part in self.parts]
+
+    def _not_packed(self) -> UnsupportedError:
+        return UnsupportedError(
+            "is not a packed file", file=self.path, mend="`wcodec pack` makes one of a safetensors file"
+        )
 
     def _bytes(self, entry: Entry) -> U8:
         start = self.header.data_start

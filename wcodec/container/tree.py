@@ -37,7 +37,9 @@ def list_files(folder: Path) -> tuple[dict[str, Path], list[str]]:
         For a dangling link, a link to a folder around it, something that is neither file nor folder, or a
         Hugging Face cache, which holds every file twice.
     """
-    if (folder / "snapshots").is_dir() and (folder / "blobs").is_dir():
+    with naming(folder, "read"):
+        cache = (folder / "snapshots").is_dir() and (folder / "blobs").is_dir()
+    if cache:
         some = next((path for path in (folder / "snapshots").iterdir()), folder / "snapshots")
         raise UnsupportedError(
             "is a Hugging Face cache", file=folder, mend=f"give a snapshot, such as {some}"
@@ -94,8 +96,9 @@ def index_notes(files: Mapping[str, Path]) -> Iterator[str]:
             continue
         try:
             index = read_index(LocalFile(path))
-        except MalformedError:
-            continue  # it is copied as it is
+        except MalformedError as error:
+            yield f"{name}: {error.problem}; it is copied as it is"
+            continue
         folder = name.rpartition("/")[0]
         shards = {shard: f"{folder}/{shard}" if folder else shard for shard in index.shards}
         for shard, place in shards.items():

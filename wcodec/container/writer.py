@@ -25,12 +25,12 @@ from wcodec.container.results import Result
 from wcodec.dtypes import numel
 from wcodec.errors import MismatchError, UnsupportedError
 from wcodec.readers.bytefile import ByteFile, LocalFile
+from wcodec.readers.files import is_of_another_kind
 from wcodec.readers.safetensors import Entry, SafetensorsHeader, parse_header
 
 U8 = npt.NDArray[np.uint8]
 #: Tensors up to this size are read once: the survey's bytes wait for the encoder. Larger ones are read twice.
 _KEPT_BYTES = 64 << 20
-_UNREADABLE = {".gguf", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 
 def pack_file(
@@ -117,7 +117,7 @@ def open_source(source: Path, profile: str) -> tuple[ByteFile, SafetensorsHeader
 
     A packed file of another profile appears as the file it was made from.
     """
-    if source.suffix.lower() in _UNREADABLE and source.exists():
+    if is_of_another_kind(source) and source.exists():
         raise UnsupportedError(
             f"pack reads safetensors files, not {source.suffix}",
             file=source,

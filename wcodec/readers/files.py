@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wcodec.errors import UnsupportedError
 from wcodec.readers.base import Content, Source
-from wcodec.readers.bytefile import ByteFile, LocalFile
+from wcodec.readers.bytefile import ByteFile, FilePath, LocalFile
 from wcodec.readers.gguf import MAGIC, read_gguf
 from wcodec.readers.numpy_file import read_npy, read_npz
 from wcodec.readers.safetensors import MAX_HEADER, read_safetensors
@@ -21,6 +21,11 @@ SUFFIXES = {
     ".npz": "numpy",
 }
 """Suffixes that are read, and the kind of reader each gets."""
+
+
+def is_of_another_kind(path: FilePath) -> bool:
+    """Whether the suffix says that this is a weight file, but no safetensors file."""
+    return SUFFIXES.get(path.suffix.lower(), "safetensors") != "safetensors"
 
 
 def read_file(file: ByteFile) -> Content:
