@@ -16,6 +16,7 @@ from wcodec.analysis.nvfp4 import roles
 from wcodec.analysis.remarks import remarks
 from wcodec.analysis.report import Report, SourceReport
 from wcodec.analysis.scan import Scan, ScanTask, scan
+from wcodec.container.record import RECORD_NAME
 from wcodec.errors import UnsupportedError
 from wcodec.readers import Source, TensorInfo, open_source
 from wcodec.readers.remote import is_address
@@ -27,8 +28,6 @@ Found = tuple[Logical, tuple[TensorInfo, ...]]
 TASK_BYTES = 32 << 20
 #: Threads that wait for answers from elsewhere at the same time.
 REMOTE_THREADS = 16
-#: Tensor that only packed files have (``docs/container.md`` section 2).
-PACKED_MARK = "__wcodec__.header"
 
 
 def analyze(
@@ -118,7 +117,7 @@ def _place(path: PathLike) -> str:
 def _logical(source: Source) -> list[Found]:
     """The source's logical tensors with their parts."""
     by_name = {tensor.name: tensor for tensor in source.tensors}
-    if PACKED_MARK in by_name:
+    if RECORD_NAME in by_name:
         raise UnsupportedError(
             "is packed already",
             file=source.path,

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from wcodec.analysis.cost import DEFAULT_GPU, Gpu, find_gpu
@@ -54,13 +53,14 @@ class ModelPlan:
 
     Attributes
     ----------
-    path : Path
+    path : str
+        As it was given.
     gpu : Gpu
     layers : list of LayerPlan
         In the order of the file.
     """
 
-    path: Path
+    path: str
     gpu: Gpu
     layers: list[LayerPlan]
 
@@ -81,7 +81,7 @@ class ModelPlan:
         """The plan as JSON-ready values; the schema is ``wcodec.plan/1``."""
         return {
             "schema": SCHEMA,
-            "path": str(self.path),
+            "path": self.path,
             "gpu": {"name": self.gpu.name, "bytes_per_second": self.gpu.bandwidth, "source": self.gpu.source},
             "layers": [
                 {
@@ -118,11 +118,14 @@ def plan_model(path: str | os.PathLike[str], *, gpu: str = DEFAULT_GPU) -> Model
     """
     found = find_gpu(gpu)
     layers: dict[str, list[TensorFacts]] = {}
-    for tensor in describe(path).tensors:
+    described = describe(path)
+    for tensor in described.tensors:
         where = place(tensor.name)
         name = where.role if where.layer is None else f"{where.stack}.{where.layer}".lstrip(".")
         layers.setdefault(name, []).append(tensor)
-    return ModelPlan(Path(path), found, [_layer(name, tensors, found) for name, tensors in layers.items()])
+    return ModelPlan(
+        described.path, found, [_layer(name, tensors, found) for name, tensors in layers.items()]
+    )
 
 
 def _layer(name: str, tensors: Iterable[TensorFacts], gpu: Gpu) -> LayerPlan:

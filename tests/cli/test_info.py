@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.container.weightfiles import build, mixed, write
+from tests.container.weightfiles import build, gaussian, mixed, write
 from wcodec.bits import digest
 from wcodec.cli import main
 from wcodec.container import pack_directory, pack_file
 from wcodec.container.describe import describe
+from wcodec.container.record import RECORD_NAME
 
 
 def run(*args: object) -> Result:
@@ -93,3 +94,27 @@ def test_what_is_not_packed(tmp_path: Path, packed: Path) -> None:
         done = run(tmp_path / name)
         assert done.exit_code == 2
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("plan", [[], ["--plan"]])
+def test_names_cannot_steer_the_terminal(tmp_path: Path, plan: list[str]) -> None:
+    tensors = {"a\nb\x1b[31m": gaussian((64, 64)), "w": gaussian((64, 64))}
+    write(tmp_path / "a.safetensors", tensors)
+    pack_file(tmp_path / "a.safetensors", tmp_path / "p.safetensors")
+    for name in ("a.safetensors", "p.safetensors"):
+        done = run(tmp_path / name, *plan)
+        assert r"a\nb\x1b[31m" in done.stdout
+        assert "\x1b" not in done.stdout
+
+
+def test_an_address_is_described_from_its_headers() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    source, packed = "memory://info/a.safetensors", "memory://info/p.safetensors"
+    fsspec.filesystem("memory").pipe(source, build({"w": gaussian((128, 64))}))
+    assert "128 × 64" in run(source).stdout
+    plan = run("--plan", source)
+    assert "GPU memory 16.4 kB" in plan.stdout, plan.stderr
+    fsspec.filesystem("memory").pipe(packed, build({RECORD_NAME: ("U8", (4,), b"abcd")}))
+    done = run(packed)
+    assert done.exit_code == 2
+    assert "download it first" in done.stderr

@@ -46,6 +46,16 @@ def test_the_round_trip(tmp_path: Path, source: Path) -> None:
     assert back.read_bytes() == source.read_bytes()
 
 
+def test_packing_what_does_not_get_smaller(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.safetensors", {"f32": ("F32", (64,), bytes(256))})
+    done = run("pack", source, tmp_path / "p.safetensors")
+    assert done.exit_code == 0
+    assert "nothing got smaller" in done.stderr
+    assert "0 of 1 tensor packed" in done.stdout
+    assert run("pack", source, tmp_path / "p.safetensors", "-qf").stderr == ""
+    assert "exact" in run("verify", tmp_path / "p.safetensors", "--against", source).stdout
+
+
 def test_unreadable_paths_are_named_by_whoever_reads_them(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import click
 
 from wcodec import __version__
 from wcodec.errors import WCodecError
+from wcodec.units import visible
 
 #: Subcommands in the order of a first visit, with the help that ``wcodec --help`` shows.
 COMMANDS = {
@@ -75,8 +76,9 @@ class OneLineErrors(click.Command):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        if sys.stdout is None:  # closed by the caller, who wants to read nothing
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by the caller, who wants to read nothing
+                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
         with contextlib.suppress(AttributeError):  # paths that are not UTF-8 are printed as they are
             sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         try:
@@ -134,8 +136,9 @@ def _report(error: Exception) -> NoReturn:
     if isinstance(error, BrokenPipeError):
         _leave_quietly()
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        _leave(EXIT_USAGE, f"{where}{error.strerror or error}")
+        where = f"{visible(os.fsdecode(error.filename))}: " if error.filename else ""
+        mend = "; check its permissions" if isinstance(error, PermissionError) else ""
+        _leave(EXIT_USAGE, f"{where}{error.strerror or error}{mend}")
     if isinstance(error, MemoryError):
         _leave(EXIT_USAGE, "out of memory; fewer --workers need less")
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
@@ -152,7 +155,7 @@ def _leave_quietly() -> NoReturn:
 
 
 def _leave(status: int, message: str) -> NoReturn:
-    click.echo(f"wcodec: error: {' '.join(message.split())}", err=True)
+    click.echo(f"wcodec: error: {visible(' '.join(message.split()))}", err=True)
     sys.exit(status)
 
 

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from wcodec.units import size
+from wcodec.units import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["Advance", "progress", "quiet_option", "remark", "size", "stderr", "stdout"]
 
 Advance = Callable[[int], None]
 
@@ -88,7 +86,12 @@ def progress(label: str, total_bytes: int, *, quiet: bool = False) -> Iterator[A
         yield lambda nbytes: bar.advance(task, nbytes)
 
 
+def result(text: str) -> None:
+    """Print one line of a result to stdout."""
+    click.echo(visible(text))
+
+
 def remark(text: str, *, quiet: bool = False) -> None:
     """Print one line to stderr that is neither a result nor an error."""
     if not quiet:
-        click.echo(f"wcodec: {text}", err=True)
+        click.echo(f"wcodec: {visible(text)}", err=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wcodec.cli.console import remark
-from wcodec.units import percent, size
+from wcodec.cli import console
+from wcodec.units import number, percent, size
 
 if TYPE_CHECKING:
     from wcodec.container import Result
@@ -25,13 +25,16 @@ force_option = click.option("-f", "--force", is_flag=True, help="Replace DST if 
 
 def path_argument(name: str) -> Callable[[Any], Any]:
     """A file or folder; whether it exists and fits is the container's question, which answers better."""
-    return click.argument(name, type=click.Path(readable=False), callback=_refuse_empty)
+    return click.argument(name, type=click.Path(readable=False), callback=_local_path)
 
 
-def _refuse_empty(ctx: click.Context, param: click.Parameter, value: str) -> Path:
-    """An unset variable in a script shall not mean the current folder."""
-    if not value:
+def _local_path(ctx: click.Context, param: click.Parameter, value: str) -> Path:
+    if not value:  # an unset variable in a script shall not mean the current folder
         raise click.BadParameter("the path is empty", ctx, param)
+    if value == "-":
+        raise click.BadParameter("no pipe can be read here and there or renamed; name a file", ctx, param)
+    if "://" in value:
+        raise click.BadParameter("is an address, which only analyze and info read; download it", ctx, param)
     return Path(value)
 
 
@@ -65,10 +68,10 @@ def weight_bytes(path: Path) -> int:
 def report(result: Result, packed_bytes: int, original_bytes: int, *, quiet: bool) -> None:
     """Print what was done in one line, and remarks to stderr."""
     for note in result.notes:
-        remark(note, quiet=quiet)
-    files = f"{result.files} files, " if result.files != 1 else ""
+        console.remark(note, quiet=quiet)
+    files = f"{number(result.files, 'file')}, " if result.files != 1 else ""
     share = percent(packed_bytes / original_bytes)
-    click.echo(
+    console.result(
         f"{result.destination}: {size(result.bytes_in)} → {size(result.bytes_out)} ({share}), {files}"
-        f"{result.packed_tensors} of {result.tensors} tensors packed, {result.seconds:.1f} s"
+        f"{result.packed_tensors:,} of {number(result.tensors, 'tensor')} packed, {result.seconds:.1f} s"
     )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wcodec import units
 from wcodec.cli import console
-from wcodec.cli.files import path_argument
+from wcodec.units import number, visible
 
 if TYPE_CHECKING:
     from wcodec.analysis.plan import LayerPlan, ModelPlan
@@ -23,11 +21,12 @@ Examples:
   wcodec info packed.safetensors
   wcodec info Llama-3.1-8B-packed --format json | jq .totals
   wcodec info --plan ~/models/Llama-3.1-8B --gpu H100
+  wcodec info --plan hf://owner/model      before downloading it; extra [remote]
 """
 
 
 @click.command(epilog=EPILOG, short_help="What a file holds, from its headers alone.")
-@path_argument("file")
+@click.argument("file")
 @click.option(
     "--format", "format_", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
@@ -39,12 +38,14 @@ Examples:
     metavar="NAME",
     help="With --plan: GPU whose memory bandwidth sets the times, or a bandwidth such as 3.2TB/s.",
 )
-def command(file: Path, format_: str, plan: bool, gpu: str) -> None:
+def command(file: str, format_: str, plan: bool, gpu: str) -> None:
     """Show what FILE holds: formats, sizes and digests of its tensors. Nothing is decoded.
 
     FILE is a packed file or directory, or anything that `wcodec analyze` reads. With --plan, say what it
     takes on a GPU before anything is packed or loaded.
     """
+    if not file:  # an unset variable in a script shall not mean the current folder
+        raise click.BadParameter("the path is empty", param_hint="FILE")
     if plan:
         from wcodec.analysis.plan import plan_model
 
@@ -83,30 +84,30 @@ def _print_table(description: Description) -> None:
     for tensor in description.tensors:
         bits = tensor.bits_per_weight
         row = [
-            escape(tensor.name),
+            escape(visible(tensor.name)),
             tensor.format,
-            escape(tensor.dtype),
-            " × ".join(map(str, tensor.shape)) or "scalar",
+            escape(visible(tensor.dtype)),
+            units.shape_text(tensor.shape),
             units.size(tensor.nbytes),
             units.size(tensor.stored_bytes),
-            "–" if math.isnan(bits) else f"{bits:.3f}",
+            units.bits(bits, 3),
         ]
         if description.packed:
             row.append(tensor.digest.hex() if tensor.digest is not None else "")
         table.add_row(*row)
     out = console.stdout()
-    out.print(f"[bold]{escape(str(description.path))}[/bold]: {description.kind}")
+    out.print(f"[bold]{escape(visible(description.path))}[/bold]: {description.kind}")
     for source in description.sources:
         out.print(
-            f"{escape(source.file)}: original {units.size(source.nbytes)},"
-            f" xxh3-128 {source.digest.hex()}, written by {escape(source.tool)}"
+            f"{escape(visible(source.file))}: original {units.size(source.nbytes)},"
+            f" xxh3-128 {source.digest.hex()}, written by {escape(visible(source.tool))}"
         )
     out.print(table)
     totals = description.totals
-    share = f" ({100 * totals['ratio']:.2f} %)" if description.packed and totals["ratio"] else ""
-    packed = f", {totals['packed_tensors']} packed" if description.packed else ""
+    share = f" ({units.percent(totals['ratio'])})" if description.packed and totals["ratio"] else ""
+    packed = f", {totals['packed_tensors']:,} packed" if description.packed else ""
     out.print(
-        f"{totals['tensors']} tensors{packed}, {totals['weights']:,} weights:"
+        f"{number(totals['tensors'], 'tensor')}{packed}, {number(totals['weights'], 'weight')}:"
         f" {units.size(totals['bytes'])}"
         + (f" → {units.size(totals['stored_bytes'])}{share}" if description.packed else "")
     )
@@ -122,7 +123,7 @@ def _print_plan(plan: ModelPlan) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for name, layer in _folded(plan.layers):
         table.add_row(
-            escape(name),
+            escape(visible(name)),
             units.count(layer.weights),
             units.size(layer.nbytes),
             units.size(layer.packed_bytes),
@@ -130,7 +131,7 @@ def _print_plan(plan: ModelPlan) -> None:
             units.duration(layer.packed_read_us) if layer.packed_read_us else "",
         )
     out, totals = console.stdout(), plan.totals
-    out.print(f"[bold]{escape(str(plan.path))}[/bold] on {escape(plan.gpu.name)}, per layer")
+    out.print(f"[bold]{escape(visible(plan.path))}[/bold] on {escape(plan.gpu.name)}, per layer")
     out.print(table)
     out.print(
         f"GPU memory {units.size(totals['bytes'])} → {units.size(totals['packed_bytes'])};"

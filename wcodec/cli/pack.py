@@ -75,6 +75,8 @@ def command(
         if src.is_dir():
             stack.push(partial(_say_what_is_kept, part_path(dst), quiet))
         result = pack_directory(src, dst, **how) if src.is_dir() else pack_file(src, dst, **how)
+    if not result.packed_tensors:
+        remark("nothing got smaller, so all is stored as it was; `wcodec analyze` says why", quiet=quiet)
     report(result, result.bytes_out, result.bytes_in, quiet=quiet)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from wcodec.cli.console import progress, quiet_option, remark, size
+from wcodec.cli.console import progress, quiet_option, remark, result
 from wcodec.cli.files import leaving_nothing, path_argument, workers_option
+from wcodec.units import number, size
 
 EPILOG = """\b
 Examples:
@@ -43,12 +44,12 @@ def command(packed: Path, against: Path | None, workers: int | None, quiet: bool
     for note in verdict.notes:
         remark(note, quiet=quiet)
     for difference in verdict.differences:
-        click.echo(f"{packed}: {difference}")
-    files = f"{verdict.files} files, " if verdict.files != 1 else ""
+        result(f"{packed}: {difference}")
+    files = f"{number(verdict.files, 'file')}, " if verdict.files != 1 else ""
     word = "exact" if verdict.exact else "DIFFERENT"
     compared = f", same as {against}" if against and verdict.exact else ""
-    click.echo(
-        f"{packed}: {word}{compared}: {files}{verdict.tensors} tensors, {size(verdict.nbytes)},"
+    result(
+        f"{packed}: {word}{compared}: {files}{number(verdict.tensors, 'tensor')}, {size(verdict.nbytes)},"
         f" {verdict.seconds:.1f} s"
     )
     return 0 if verdict.exact else 1

@@ -18,6 +18,7 @@ from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats import by_code
 from wcodec.packed import ALIGNMENT_BYTES, TAIL_BYTES, Footer
 from wcodec.readers import TensorInfo, open_source
+from wcodec.readers.remote import is_address
 
 SCHEMA = "wcodec.info/1"
 
@@ -79,7 +80,8 @@ class Description:
 
     Attributes
     ----------
-    path : Path
+    path : str
+        As it was given.
     kind : str
         Such as ``"packed file"``, ``"packed directory"`` or ``"safetensors"``.
     tensors : list of TensorFacts
@@ -87,7 +89,7 @@ class Description:
         One per packed file.
     """
 
-    path: Path
+    path: str
     kind: str
     tensors: list[TensorFacts]
     sources: list[SourceFacts]
@@ -115,7 +117,7 @@ class Description:
         """The description as JSON-ready values; the schema is ``wcodec.info/1``."""
         return {
             "schema": SCHEMA,
-            "path": str(self.path),
+            "path": self.path,
             "kind": self.kind,
             "sources": [
                 {"file": s.file, "bytes": s.nbytes, "xxh3_128": s.digest.hex(), "tool": s.tool}
@@ -132,25 +134,28 @@ def describe(path: str | os.PathLike[str]) -> Description:
     Parameters
     ----------
     path : path-like
-        A packed file or directory, or anything that `wcodec.readers.open_source` reads.
+        A packed file or directory, or anything that `wcodec.readers.open_source` reads; packed ones on this
+        machine only.
 
     Raises
     ------
     WCodecError
         If it cannot be read or contradicts itself.
     """
-    path = Path(path)
-    if path.is_dir() and (path / MANIFEST_NAME).exists():
-        names = [name for name, facts in Manifest.read(path).files.items() if facts.kind == "packed"]
-        return _packed(path, "packed directory", {name: PackedFile(path / name) for name in names})
+    name, here = os.fspath(path), not is_address(path)
+    place = Path(path)
+    if here and place.is_dir() and (place / MANIFEST_NAME).exists():
+        shards = [shard for shard, facts in Manifest.read(place).files.items() if facts.kind == "packed"]
+        return _packed(name, "packed directory", {shard: PackedFile(place / shard) for shard in shards})
     with open_source(path) as source:
-        if (
-            source.kind == "safetensors"
-            and path.is_file()
-            and RECORD_NAME in {t.name for t in source.tensors}
-        ):
-            return _packed(path, "packed file", {path.name: PackedFile(path)})
-        return Description(path, source.kind, [_facts(tensor) for tensor in source.tensors], [])
+        if source.kind == "safetensors" and RECORD_NAME in {t.name for t in source.tensors}:
+            if here and place.is_file():
+                return _packed(name, "packed file", {place.name: PackedFile(place)})
+            if not here:
+                raise UnsupportedError(
+                    "is packed, and blobs elsewhere are not read", file=name, mend="download it first"
+                )
+        return Description(name, source.kind, [_facts(tensor) for tensor in source.tensors], [])
 
 
 def _facts(tensor: TensorInfo) -> TensorFacts:
@@ -158,14 +163,14 @@ def _facts(tensor: TensorInfo) -> TensorFacts:
     name, file, nbytes = tensor.name, tensor.file.name, tensor.nbytes
     if tensor.dtype == "U8" and len(tensor.shape) == 1 and nbytes and nbytes % ALIGNMENT_BYTES == 0:
         with contextlib.suppress(MalformedError, UnsupportedError):
-            footer = Footer.parse(tensor.read()[-TAIL_BYTES:])
+            footer = Footer.parse(tensor.read_range(max(nbytes - TAIL_BYTES, 0), nbytes))
             form = by_code(footer.format_code, footer.version).id
             original = numel(footer.shape) * DTYPES[footer.dtype].bits // 8
             return TensorFacts(name, file, form, footer.dtype, footer.shape, original, nbytes, footer.digest)
     return TensorFacts(name, file, "raw", tensor.dtype, tensor.shape, nbytes, nbytes, None)
 
 
-def _packed(path: Path, kind: str, files: dict[str, PackedFile]) -> Description:
+def _packed(path: str, kind: str, files: dict[str, PackedFile]) -> Description:
     tensors = [facts for name, file in files.items() for facts in _parts(name, file)]
     sources = [SourceFacts(name, f.size, f.record.digest, f.record.tool) for name, f in files.items()]
     return Description(path, kind, tensors, sources)
