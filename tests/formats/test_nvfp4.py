@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 import wcodec.decoders_cuda
 from tests.formats import reference_nvfp4
 from wcodec.errors import MalformedError, UnsupportedError
-from wcodec.formats.nvfp4_s5 import BRICK_BYTES, Nvfp4S5, Plan, best_window, encode_pair
+from wcodec.formats.nvfp4_s5 import (
+    BRICK_BYTES,
+    Nvfp4S5,
+    Plan,
+    StreamEncoder,
+    best_window,
+    count_scales,
+    encode_pair,
+)
 from wcodec.packed import Footer, PackedTensor, assemble
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "nvfp4-s5-v1"
@@ -96,6 +104,50 @@ def test_threads_write_the_same_bytes() -> None:
     one, two = packing.encode(bits, plan), packing.encode(bits, plan, workers=3)
     assert np.array_equal(one.blob, two.blob)
     assert np.array_equal(packing.decode(two, workers=3), bits)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(200, 192), (130, 80), (64, 64), (7, 16)])
+@pytest.mark.parametrize("base", [None, 90, 224])
+def test_any_range(rows: int, cols: int, base: int | None) -> None:
+    rng = np.random.default_rng(rows)
+    weight, scale = pair(rng, rows, cols, outside=0.2)
+    packed, packing = encode(weight, scale, base), Nvfp4S5()
+    content = weight.tobytes() + scale.tobytes()
+    assert packing.content_bytes(packed) == len(content)
+    ends = [0, weight.size, len(content), *rng.integers(0, len(content) + 1, 12)]
+    for start in ends:
+        for stop in ends:
+            if start <= stop:
+                got = packing.decode_range(packed, int(start), int(stop))
+                assert got.tobytes() == content[start:stop]
+
+
+def test_pieces_make_the_same_blob() -> None:
+    weight, scale = pair(np.random.default_rng(9), 300, 144, outside=0.05)
+    whole = encode(weight, scale)
+    encoder = StreamEncoder(Nvfp4S5().plan(count_scales(scale), whole.shape))
+    pieces = [encoder.encode(weight[at : at + 128], scale[at : at + 128]) for at in (256, 128, 0)]
+    with pytest.raises(ValueError, match="0 of 15 bricks"):
+        encoder.finish(whole.digest)
+    body = b""
+    for bricks, patches in reversed(pieces):
+        encoder.append(bricks, patches)
+        body += bricks.tobytes()
+    assert body + encoder.finish(whole.digest) == whole.blob.tobytes()
+
+
+def test_consecutive_ranges_look_at_every_patch() -> None:
+    weight, scale = pair(np.random.default_rng(10), 128, 128, outside=0.1)
+    packed, packing = encode(weight, scale, 85), Nvfp4S5()
+    count = packed.overflow_count // 2
+    for index in range(count):
+        blob = packed.blob.copy()
+        words = blob[4 * 2208 :][: 8 * count].view("<u4").reshape(-1, 2)
+        words[index, 0] = words[index - 1, 0]
+        damaged = PackedTensor.from_blob(blob)
+        starts = range(0, weight.size, 64 * 64)
+        with pytest.raises(MalformedError, match="patch"):
+            [packing.decode_range(damaged, start, start + 64 * 64) for start in starts]
 
 
 def test_window_and_mode_are_canonical() -> None:

@@ -88,12 +88,17 @@ class Format(ABC):
             Naming what contradicts what.
         """
 
+    def content_bytes(self, packed: PackedTensor) -> int:
+        """Bytes of the original: more than its tensor's where a blob holds another tensor as well."""
+        return original_bytes(packed.dtype, packed.numel)
+
     def granule(self, packed: PackedTensor) -> int:
         """Bytes of the original that decode on their own; a range of whole granules costs nothing extra.
 
-        Formats that cannot decode a part say the whole tensor.
+        Formats that cannot decode a part say the whole tensor. Of two tensors in a blob, a granule has the
+        same share as the blob has.
         """
-        return max(original_bytes(packed.dtype, packed.numel), 1)
+        return max(self.content_bytes(packed), 1)
 
     def decode_range(self, packed: PackedTensor, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes ``start … stop`` of the original tensor.

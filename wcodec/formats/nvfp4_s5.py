@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from wcodec.bits import digest
 from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats.base import Format, Shape, check_tail, output, share
-from wcodec.packed import U8, Footer, PackedTensor, assemble, blob_bytes
+from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -49,16 +50,30 @@ class Plan:
         return _matrix(self.shape)
 
     @property
+    def brick_count(self) -> int:
+        """Bricks of the matrix view."""
+        rows, cols = self.matrix
+        return -(-rows // TILE) * -(-cols // TILE)
+
+    @property
+    def brick_bytes(self) -> int:
+        """Bytes of all bricks."""
+        return self.brick_count * BRICK_BYTES[self.base is not None]
+
+    @property
     def body_bytes(self) -> int:
         """Bytes of the bricks and patches."""
-        rows, cols = self.matrix
-        bricks = -(-rows // TILE) * -(-cols // TILE)
-        return bricks * BRICK_BYTES[self.base is not None] + PATCH_BYTES * self.exceptions
+        return self.brick_bytes + PATCH_BYTES * self.exceptions
 
     @property
     def nbytes(self) -> int:
         """Exact length of the blob."""
         return blob_bytes(self.body_bytes, len(self.shape))
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the format can hold the matrix, in fewer bytes than its two tensors take."""
+        return self.brick_count < MAX_BRICKS and self.nbytes < content_bytes(math.prod(self.shape))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -107,12 +122,24 @@ def encode_pair(weight: U8, scale: U8, *, workers: int = 1) -> PackedTensor | No
         raise ValueError(f"scales {scale.shape} do not belong to weights {weight.shape}")
     shape = (*weight.shape[:-1], 2 * weight.shape[-1])
     packing = Nvfp4S5()
-    plan = packing.plan(np.bincount(scale.reshape(-1), minlength=256), shape)
-    rows, cols = plan.matrix
-    too_many = -(-rows // TILE) * -(-cols // TILE) >= MAX_BRICKS
-    if too_many or plan.nbytes >= weight.nbytes + scale.nbytes:
+    plan = packing.plan(count_scales(scale), shape)
+    if not plan.shrinks:
         return None
     return packing.encode(np.concatenate([weight.reshape(-1), scale.reshape(-1)]), plan, workers=workers)
+
+
+def count_scales(scale: U8) -> I64:
+    """Counts of the 256 scale bytes; those of parts of a tensor add up."""
+    from wcodec.formats._nvfp4_s5_jit import count_bytes
+
+    counts = np.zeros(256, dtype=np.int64)
+    count_bytes(scale.reshape(-1), counts)
+    return counts
+
+
+def content_bytes(numel: int) -> int:
+    """Bytes that the two tensors of so many weights take."""
+    return numel * 9 // 16
 
 
 class Nvfp4S5(Format):
@@ -142,43 +169,22 @@ class Nvfp4S5(Format):
         workers : int
             Threads to use.
         """
-        from wcodec.formats._nvfp4_s5_jit import encode_tiles
-
+        encoder = StreamEncoder(plan)
         weight, scale = _halves(bits, plan.shape)
-        rows, cols = plan.matrix
-        tile_columns = -(-cols // TILE)
-        windowed = plan.base is not None
-        bricks = np.zeros((-(-rows // TILE) * tile_columns, BRICK_BYTES[windowed]), dtype=np.uint8)
-
-        def encode(first: int, last: int) -> U32:
-            part = slice(first * TILE, last * TILE)
-            patches = np.empty((plan.exceptions, 2), dtype=np.uint32)
-            used = encode_tiles(
-                weight[part],
-                scale[part],
-                plan.base if plan.base is not None else -1,
-                first * tile_columns,
-                bricks[first * tile_columns : last * tile_columns],
-                patches,
-            )
-            mine = patches[:used]
-            return mine[np.argsort(mine[:, 0])]
-
-        parts = share(-(-rows // TILE), TILE * cols, workers, encode)
-        patches = np.concatenate([np.empty((0, 2), dtype=np.uint32), *parts]).astype("<u4")
-        footer = Footer(
-            self.code,
-            self.version,
-            "F4",
-            plan.shape,
-            len(plan.shape) - 1,
-            bytes([windowed, plan.base or 0, 0, 0, 0, 0, 0, 0]),
-            patches.size,
-            digest(bits),
+        parts = share(
+            -(-weight.shape[0] // TILE),
+            TILE * plan.matrix[1],
+            workers,
+            lambda first, last: encoder.encode(
+                weight[first * TILE : last * TILE], scale[first * TILE : last * TILE]
+            ),
         )
-        return PackedTensor(
-            assemble([bricks.reshape(-1), patches.reshape(-1).view(np.uint8)], footer), footer
-        )
+        for bricks, patches in parts:
+            encoder.append(bricks, patches)
+        original_digest = digest(bits)
+        tail = np.frombuffer(encoder.finish(original_digest), dtype=np.uint8)
+        blob = np.concatenate([*(bricks for bricks, _ in parts), tail])
+        return PackedTensor(blob, encoder.footer(original_digest))
 
     def decode(
         self, packed: PackedTensor, out: npt.NDArray[Any] | None = None, *, workers: int = 1
@@ -193,34 +199,74 @@ class Nvfp4S5(Format):
         workers : int
             Threads to use.
         """
-        from wcodec.formats._nvfp4_s5_jit import decode_tiles
-
-        out = output(out, (packed.numel * 9 // 16,), 1)
+        out = output(out, (self.content_bytes(packed),), 1)
         weight, scale = _halves(out.reshape(-1).view(np.uint8), packed.shape)
-        bricks, patches = self.parts(packed)
-        tile_columns = -(-packed.matrix[1] // TILE)
-        base = int(packed.table[1]) if packed.table[0] else -1
-        if patches.size and (patches[:, 0] >= 256 * bricks.shape[0]).any():
-            raise MalformedError("a patch lies outside the bricks")
 
         def decode(first: int, last: int) -> None:
-            cut = np.searchsorted(patches[:, 0], [256 * first * tile_columns, 256 * last * tile_columns])
             part = slice(first * TILE, last * TILE)
-            bad = decode_tiles(
-                bricks[first * tile_columns : last * tile_columns],
-                base,
-                first * tile_columns,
-                patches[cut[0] : cut[1]],
-                weight[part],
-                scale[part],
-            )
-            if bad >= 0:
-                raise MalformedError(f"patch {cut[0] + bad} is malformed")
+            self.decode_tiles(packed, first, last, scale[part], weight[part])
 
-        if patches.shape[0] > 1 and (np.diff(patches[:, 0].astype(np.int64)) <= 0).any():
-            raise MalformedError("the patches do not ascend")
         share(-(-weight.shape[0] // TILE), TILE * packed.matrix[1], workers, decode)
         return out
+
+    def decode_tiles(
+        self, packed: PackedTensor, first: int, last: int, scale: U8, weight: U8 | None = None
+    ) -> None:
+        """Decode row tiles `first` … `last` − 1.
+
+        Parameters
+        ----------
+        packed : PackedTensor
+        first, last : int
+            Row tiles of 64 rows.
+        scale : numpy.ndarray of uint8, shape (rows, K / 16)
+            C-contiguous.
+        weight : numpy.ndarray of uint8, shape (rows, K / 2), optional
+            C-contiguous; nibbles are left out where None.
+
+        Raises
+        ------
+        MalformedError
+            If a patch is malformed. Consecutive calls for all row tiles look at every patch.
+        """
+        from wcodec.formats._nvfp4_s5_jit import decode_nibbles, decode_scales
+
+        rows, cols = packed.matrix
+        tile_columns = -(-cols // TILE)
+        bricks, patches = self.parts(packed)
+        places, begin, end = patches[:, 0], first * tile_columns, last * tile_columns
+        low = bisect_left(places, 256 * begin) if first else 0
+        high = bisect_left(places, 256 * end) if last * TILE < rows else len(places)
+        base = int(packed.table[1]) if packed.table[0] else -1
+        bad = decode_scales(bricks[begin:end], base, begin, patches[low:high], scale)
+        if bad >= 0:
+            raise MalformedError(f"patch {low + bad} is malformed")
+        if weight is not None:
+            decode_nibbles(bricks[begin:end], scale, weight)
+
+    def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
+        """See `Format.decode_range`: of the weight's bytes followed by the scales'."""
+        nibbles = packed.numel // 2
+        pieces = []
+        if start < nibbles:
+            pieces.append(self._decode_rows(packed, start, min(stop, nibbles), has_nibbles=True))
+        if stop > nibbles:
+            pieces.append(
+                self._decode_rows(packed, max(start - nibbles, 0), stop - nibbles, has_nibbles=False)
+            )
+        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint8)])
+
+    def _decode_rows(self, packed: PackedTensor, start: int, stop: int, *, has_nibbles: bool) -> U8:
+        """Bytes ``start … stop`` of the weight or of the scales."""
+        rows, cols = packed.matrix
+        unit = TILE * (cols // 2 if has_nibbles else cols // BLOCK)
+        first, last = start // unit, -(-stop // unit)
+        count = min(last * TILE, rows) - first * TILE
+        scale = np.empty((count, cols // BLOCK), dtype=np.uint8)
+        weight = np.empty((count, cols // 2), dtype=np.uint8) if has_nibbles else None
+        self.decode_tiles(packed, first, last, scale, weight)
+        found = scale if weight is None else weight
+        return found.reshape(-1)[start - first * unit : stop - first * unit]
 
     def parts(self, packed: PackedTensor) -> tuple[U8, U32]:
         """Views of the bricks, shape (bricks, bytes per brick), and of the patches, shape (patches, 2)."""
@@ -231,9 +277,13 @@ class Nvfp4S5(Format):
         patches = packed.blob[end : end + 4 * packed.overflow_count].view("<u4").reshape(-1, 2)
         return packed.blob[:end].reshape(count, size), patches
 
+    def content_bytes(self, packed: PackedTensor) -> int:
+        """See `Format.content_bytes`: both tensors."""
+        return content_bytes(packed.numel)
+
     def granule(self, packed: PackedTensor) -> int:
-        """See `Format.granule`: the whole pair, since the scales come after all nibbles."""
-        return max(packed.numel * 9 // 16, 1)
+        """See `Format.granule`: one row tile of the weight and of the scales, which lie apart."""
+        return max(content_bytes(TILE * packed.matrix[1]), 1)
 
     def validate(self, packed: PackedTensor) -> None:
         """See `Format.validate`."""
@@ -259,6 +309,80 @@ class Nvfp4S5(Format):
         check_tail(packed, bricks * BRICK_BYTES[bool(mode)] + 4 * footer.overflow_count)
 
 
+class StreamEncoder:
+    """Encodes a matrix piece by piece, in bounded memory.
+
+    The blob is what `encode` returned for consecutive pieces, and what `finish` returns.
+
+    Parameters
+    ----------
+    plan : Plan
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._patches: list[U32] = []
+        self._patch_count = 0
+        self._bricks = 0
+
+    def encode(self, weight: U8, scale: U8) -> tuple[U8, U32]:
+        """Encode row tiles on their own, for `append`: in any order, from any thread.
+
+        Parameters
+        ----------
+        weight, scale : numpy.ndarray of uint8, shapes (rows, K / 2) and (rows, K / 16)
+            A multiple of 64 rows unless they are the last.
+
+        Returns
+        -------
+        bricks : numpy.ndarray of uint8, 1-D
+        patches : numpy.ndarray of uint32, shape (patches, 2)
+            Places count from these rows' first brick.
+        """
+        from wcodec.formats._nvfp4_s5_jit import encode_tiles
+
+        base = self.plan.base
+        count = -(-weight.shape[0] // TILE) * -(-self.plan.matrix[1] // TILE)
+        bricks = np.zeros((count, BRICK_BYTES[base is not None]), dtype=np.uint8)
+        patches = np.empty((min(self.plan.exceptions, scale.size), 2), dtype=np.uint32)
+        used = encode_tiles(weight, scale, -1 if base is None else base, 0, bricks, patches)
+        return bricks.reshape(-1), patches[:used].copy()
+
+    def append(self, bricks: U8, patches: U32) -> None:
+        """Take the next row tiles that `encode` made, in order."""
+        patches[:, 0] += 256 * self._bricks
+        self._patches.append(patches)
+        self._patch_count += len(patches)
+        self._bricks += bricks.size // BRICK_BYTES[self.plan.base is not None]
+
+    def footer(self, original_digest: bytes) -> Footer:
+        """The footer, once every row was appended."""
+        base = self.plan.base
+        return Footer(
+            Nvfp4S5.code,
+            Nvfp4S5.version,
+            "F4",
+            self.plan.shape,
+            len(self.plan.shape) - 1,
+            bytes([base is not None, base or 0, 0, 0, 0, 0, 0, 0]),
+            2 * self._patch_count,
+            original_digest,
+        )
+
+    def finish(self, original_digest: bytes) -> bytes:
+        """What follows the bricks: patches, padding, dims and footer.
+
+        Parameters
+        ----------
+        original_digest : bytes
+            xxh3-128 of the weight's bytes followed by those of its scales.
+        """
+        if self._bricks != self.plan.brick_count:
+            raise ValueError(f"{self._bricks} of {self.plan.brick_count} bricks were appended")
+        patches = b"".join(part.astype("<u4").tobytes() for part in self._patches)
+        return patches + tail_bytes(self.plan.brick_bytes + len(patches), self.footer(original_digest))
+
+
 def _matrix(shape: Shape) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
@@ -267,6 +391,6 @@ def _halves(bits: U8, shape: Shape) -> tuple[U8, U8]:
     """Views of the nibble bytes, shape (N, K / 2), and of the scale bytes, shape (N, K / 16)."""
     rows, cols = _matrix(shape)
     nibbles = rows * cols // 2
-    if bits.size != nibbles + rows * cols // BLOCK:
+    if bits.size != content_bytes(rows * cols):
         raise ValueError(f"{bits.size} bytes are no NVFP4 weights of shape {list(shape)}")
     return bits[:nibbles].reshape(rows, cols // 2), bits[nibbles:].reshape(rows, cols // BLOCK)
