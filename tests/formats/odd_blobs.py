@@ -158,3 +158,6 @@ def bad_blobs(good: bytes) -> Iterator[tuple[str, bytes]]:
     yield "more patches than weights", patched(lambda raw: raw.__setitem__(slice(6144, 6160), overflowing))
     outside = struct.pack("<II7xB", 0xFFFFFFF0, 8, 255)
     yield "overflow range outside", patched(lambda raw: raw.__setitem__(slice(6144, 6160), outside))
+    count = struct.unpack_from("<Q", good, len(good) - 64 + 24)[0]
+    past = struct.pack("<II7xB", max(count - 6, 0), 7, 255)
+    yield "overflow range one too long", patched(lambda raw: raw.__setitem__(slice(6144, 6160), past))
