@@ -74,7 +74,7 @@ class PackedLinear(torch.nn.Module):
         **settings
             ``device``, ``keep``, ``max_tokens`` as for `wcodec.prepare`.
         """
-        device = preparation._resolve(torch.device(settings.pop("device", None) or module.weight.device))
+        device = preparation.resolve(torch.device(settings.pop("device", None) or module.weight.device))
         weight = preparation.prepare_one(module.weight, device, **settings)
         packed = cls.from_packed(weight, module.bias)
         packed.train(module.training)
@@ -280,7 +280,7 @@ def compress_(
         raise WCodecError(f"keep is {keep!r}", mend=f"use one of {', '.join(KEEP)}")
     if isinstance(model, torch.nn.Linear):
         raise WCodecError("the model itself is an nn.Linear", mend="use PackedLinear.from_linear")
-    target = None if device is None else preparation._resolve(torch.device(device))
+    target = None if device is None else preparation.resolve(torch.device(device))
     patterns = tuple(skip)
     owners: dict[int, set[int]] = {}
     for module in model.modules():
@@ -297,9 +297,9 @@ def compress_(
         before = module.weight.nbytes
         reason = _reason_to_leave(name, module, owners, patterns)
         if reason is None:
-            where = preparation._resolve(target or module.weight.device)
+            where = preparation.resolve(target or module.weight.device)
             if where not in workspaces:
-                workspaces[where] = preparation._workspaces(where)
+                workspaces[where] = preparation.new_workspaces(where)
             packed = PackedLinear.from_linear(
                 module,
                 device=where,
@@ -312,7 +312,7 @@ def compress_(
                 reason = "would not get smaller"
             else:
                 swapped.append(packed)
-                _replace(model, module, packed)
+                replace_layer(model, module, packed)
         after = before if reason is not None else packed.packed_weight().nbytes
         report.append(Swapped(name, shape, before, after, reason))
         del module
@@ -340,7 +340,7 @@ def _reason_to_leave(
     return None
 
 
-def _replace(model: torch.nn.Module, old: torch.nn.Linear, new: PackedLinear) -> None:
+def replace_layer(model: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:
     """Put `new` wherever `old` hangs in the model, with its hooks."""
     for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
         getattr(new, hooks).update(getattr(old, hooks))

@@ -72,14 +72,14 @@ def prepare(
         raise WCodecError(f"keep is {keep!r}", mend=f"use one of {', '.join(KEEP)}")
     if max_tokens < 1:
         raise WCodecError(f"max_tokens is {max_tokens}", mend="give a positive number")
-    target = _resolve(torch.device(device))
-    workspaces = _workspaces(target)
+    target = resolve(torch.device(device))
+    workspaces = new_workspaces(target)
     state: dict[str, PackedWeight] = {}
     shared: dict[Any, tuple[weakref.ref[Any], PackedWeight]] = {}
     settings: dict[str, Any] = {"keep": keep, "max_tokens": max_tokens, "workspaces": workspaces}
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         for name, weight, hashed in _hashed_ahead(_named(weights), target, pool):
-            key = _identity(weight)
+            key = identity(weight)
             if key in shared and shared[key][0]() is not None:
                 state[name] = shared[key][1]
                 continue
@@ -162,7 +162,7 @@ def _named(weights: Any) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _identity(weight: Any) -> Any:
+def identity(weight: Any) -> Any:
     """Return a key that tied tensors share as long as they live, so that they are packed once."""
     import torch
 
@@ -171,8 +171,14 @@ def _identity(weight: Any) -> Any:
     return id(weight)
 
 
-def _resolve(device: torch.device) -> torch.device:
-    """Return the device with its index, or say why nothing can run there."""
+def resolve(device: torch.device) -> torch.device:
+    """Return the device with its index.
+
+    Raises
+    ------
+    UnsupportedError
+        Where nothing can run there.
+    """
     import torch
 
     if device.type == "cpu":
@@ -186,7 +192,8 @@ def _resolve(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _workspaces(device: torch.device) -> Workspaces | None:
+def new_workspaces(device: torch.device) -> Workspaces | None:
+    """Return scratch for the weights of one state; None on the host, which needs none."""
     if device.type != "cuda":
         return None
     from wcodec.workspace import Workspaces

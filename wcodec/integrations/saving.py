@@ -38,7 +38,7 @@ def packed_state_dict(model: Any) -> dict[str, torch.Tensor]:
             key = f"{owner}.weight"
             saved[key] = layers[owner].packed_weight().to_bf16() if is_converted(key) else tensor
         elif may_shrink(tensor) and not is_converted(key):
-            identity = preparation._identity(tensor)  # tied weights stay one tensor
+            identity = preparation.identity(tensor)  # tied weights stay one tensor
             if identity not in blobs:
                 weight = preparation.prepare_one(tensor, tensor.device, name=key)
                 blobs[identity] = tensor if weight.is_raw else weight.blob

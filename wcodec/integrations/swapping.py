@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from wcodec.formats.bf16_w12 import Bf16W12, Plan
-from wcodec.nn import PackedLinear, Swapped, _replace
+from wcodec.nn import PackedLinear, Swapped, replace_layer
 from wcodec.state import PackedWeight
 
 
@@ -25,7 +25,7 @@ def put_packed(model: torch.nn.Module, name: str, weight: PackedWeight) -> None:
     new.register_parameter("bias", old._parameters["bias"])
     new.train(old.training)
     new._is_hf_initialized = True  # type: ignore[assignment]  # nothing is left to initialise
-    _replace(model, old, new)  # type: ignore[arg-type]
+    replace_layer(model, old, new)
 
 
 def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
@@ -52,7 +52,7 @@ def unpack_(model: torch.nn.Module) -> int:
     for name in names:
         old = model.get_submodule(name)
         assert isinstance(old, PackedLinear)
-        _replace(model, old, old.unpack())  # type: ignore[arg-type]
+        replace_layer(model, old, old.unpack())
     return len(names)
 
 

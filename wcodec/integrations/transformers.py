@@ -111,7 +111,7 @@ class WCodecHfQuantizer(HfQuantizer):
     def workspaces(self, device: torch.device) -> Workspaces | None:
         """Return the scratch that the model's packed layers on a device share."""
         if device not in self._workspaces:
-            self._workspaces[device] = preparation._workspaces(device)
+            self._workspaces[device] = preparation.new_workspaces(device)
         return self._workspaces[device]
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
