@@ -111,6 +111,18 @@ def test_a_disk_that_fills_up_when_synced(tmp_path: Path, monkeypatch: pytest.Mo
     assert names(tmp_path) == set()
 
 
+def test_content_and_name_are_synced_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+
+    def record(fd: int) -> None:
+        synced.append((str(Path(f"/proc/self/fd/{fd}").readlink()), (tmp_path / "a").exists()))
+
+    monkeypatch.setattr(os, "fsync", record)
+    with replace_file(tmp_path / "a") as out:
+        out.write_at(0, b"x")
+    assert synced == [(str(part_path(tmp_path / "a")), False), (str(tmp_path), True)]
+
+
 def test_a_file_size_limit_of_the_system(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))

@@ -270,6 +270,14 @@ def test_an_error_in_one_shard_leaves_nothing(tmp_path: Path, model: Path) -> No
     assert SHARDS[1] in verdict.differences[0]
 
 
+def test_a_changed_copy_is_not_given_back(tmp_path: Path, model: Path) -> None:
+    pack_directory(model, tmp_path / "packed")
+    (tmp_path / "packed" / "empty").write_bytes(b"x")
+    with pytest.raises(MismatchError, match="empty: is not what was packed"):
+        unpack_directory(tmp_path / "packed", tmp_path / "back")
+    assert names(tmp_path) == {"hub", "packed"}
+
+
 def test_force(tmp_path: Path, model: Path) -> None:
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "precious").write_bytes(b"x")
