@@ -16,7 +16,8 @@ from click.testing import CliRunner
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, noise, outliers, write
 from tests.readers.test_remote import Server, server  # noqa: F401
-from wcodec.analysis import analyzer, cluster
+from wcodec import cluster
+from wcodec.analysis import analyzer
 from wcodec.cli import main
 from wcodec.errors import UnsupportedError, WCodecError
 

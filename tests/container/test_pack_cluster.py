@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.container.weightfiles import mixed, outliers, write
-from wcodec.analysis.cluster import dask_executor
 from wcodec.cli import main
+from wcodec.cluster import dask_executor
 from wcodec.container import pack_directory, unpack_directory, verify_directory
 
 SHARDS = 6

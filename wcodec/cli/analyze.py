@@ -107,7 +107,7 @@ def command(
     with contextlib.ExitStack() as stack:
         executor = None
         if dask is not None:
-            from wcodec.analysis.cluster import dask_executor
+            from wcodec.cluster import dask_executor
 
             executor = stack.enter_context(dask_executor(dask))
         report = analyze(

@@ -68,7 +68,7 @@ def command(
     with contextlib.ExitStack() as stack:
         stack.enter_context(leaving_nothing())
         if dask is not None:
-            from wcodec.analysis.cluster import dask_executor
+            from wcodec.cluster import dask_executor
 
             how["executor"] = stack.enter_context(dask_executor(dask))
         how["advance"] = stack.enter_context(progress("pack", weight_bytes(src), quiet=quiet))

@@ -1,4 +1,4 @@
-"""Analysis on a Dask cluster: the same tasks, on an executor whose workers are other machines."""
+"""A Dask cluster as an executor: the tasks of analyze and pack, on workers that are other machines."""
 
 from __future__ import annotations
 
