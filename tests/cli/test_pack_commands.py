@@ -56,6 +56,19 @@ def test_packing_what_does_not_get_smaller(tmp_path: Path) -> None:
     assert "exact" in run("verify", tmp_path / "p.safetensors", "--against", source).stdout
 
 
+def test_what_is_there_is_replaced_only_by_force(tmp_path: Path, source: Path) -> None:
+    packed, precious = tmp_path / "p.safetensors", tmp_path / "precious"
+    assert run("pack", source, packed).exit_code == 0
+    for command, path in (("pack", source), ("unpack", packed)):
+        precious.write_bytes(b"precious")
+        done = run(command, path, precious)
+        assert done.exit_code == 2
+        assert "--force" in done.stderr
+        assert precious.read_bytes() == b"precious"
+        assert run(command, path, precious, "--force").exit_code == 0
+        assert precious.read_bytes() != b"precious"
+
+
 def test_unreadable_paths_are_named_by_whoever_reads_them(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,10 @@ CHANGES: dict[str, Any] = {
         lambda h: h["embed"].update(shape=[h["embed"]["shape"][0], 1]),
         "MalformedError",
     ),
+    "one more tensor": (
+        lambda h: h.update(more={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}),
+        "MalformedError",
+    ),
     "no record": (lambda h: h.update(record=h.pop("__wcodec__.header")), "UnsupportedError"),
     "a blob as the record": (swap("__wcodec__.header", "embed"), "MalformedError"),
     "other metadata": (lambda h: h.update(__metadata__={"a": "c"}), "exact"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,6 +73,17 @@ def test_bad_blobs_are_refused_in_one_line(name, bad, read):
     with pytest.raises((MalformedError, UnsupportedError)) as caught:
         read(bad)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [gates.decode_on_host, gates.check_for_gpu])
+def test_more_patches_than_weights_are_refused_where_the_list_has_them(rng, read):
+    noise = rng.integers(0, 65536, (64, 64)).astype(np.uint16)
+    good = encode(noise, format="bf16-w12")
+    assert good.overflow_count > 1025
+    raw = bytearray(good.blob.tobytes())
+    raw[6144:6160] = struct.pack("<II7xB", 0, 1025, 255)
+    with pytest.raises(MalformedError):
+        read(bytes(raw))
 
 
 @settings(max_examples=300, deadline=None)
