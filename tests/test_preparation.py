@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -239,6 +239,41 @@ def test_blobs_that_start_anywhere_are_refused() -> None:
         odd = torch.cat([torch.zeros(1, dtype=torch.uint8), blob])[1:]
         with pytest.raises(WCodecError, match="starts on 16 bytes"):
             state.wrap_blob(odd)
+
+
+def test_views_that_begin_together_are_not_tied() -> None:
+    w = weight(128, 128)
+    views = {"all": w, "rows": w[:64], "columns": w[:, :64], "t": w.t(), "again": w}
+    prepared = wcodec.prepare(views, device="cpu")
+    for name, view in views.items():
+        np.testing.assert_array_equal(bits(prepared[name].to_bf16()), bits(view), err_msg=name)
+    assert prepared["again"] is prepared["all"]
+
+
+def test_a_tensor_where_a_freed_one_lay_is_another() -> None:
+    memory = np.empty((64, 64), np.int16)
+
+    def made_when_asked() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(3):
+            memory[:] = 0x3C00 + i
+            yield str(i), torch.from_numpy(memory).view(torch.bfloat16)
+
+    class Lazy(Mapping[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return dict(made_when_asked())[name]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter("012")
+
+        def __len__(self) -> int:
+            return 3
+
+        def items(self) -> Any:
+            return made_when_asked()
+
+    prepared = wcodec.prepare(Lazy(), device="cpu")
+    for i in range(3):
+        assert (bits(prepared[str(i)].to_bf16()) == 0x3C00 + i).all()
 
 
 def numbered(taken: list[int]) -> Iterator[tuple[str, torch.Tensor]]:

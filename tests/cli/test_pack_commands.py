@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.container.weightfiles import gaussian, mixed, write
+from wcodec import container
 from wcodec.cli import main
 from wcodec.container import pack_directory, pack_file, shards
 from wcodec.errors import WCodecError
@@ -54,6 +55,27 @@ def test_packing_what_does_not_get_smaller(tmp_path: Path) -> None:
     assert "0 of 1 tensor packed" in done.stdout
     assert run("pack", source, tmp_path / "p.safetensors", "-qf").stderr == ""
     assert "exact" in run("verify", tmp_path / "p.safetensors", "--against", source).stdout
+
+
+@pytest.mark.parametrize("command", ["pack", "unpack", "verify"])
+def test_workers_reach_the_container(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    pack_file(source, tmp_path / "p")
+    seen: list[int | None] = []
+
+    def stop(*_: object, workers: int | None, **__: object) -> None:
+        seen.append(workers)
+        raise WCodecError("seen")
+
+    monkeypatch.setattr(container, f"{command}_file", stop)
+    paths = [
+        source if command == "pack" else tmp_path / "p",
+        *([tmp_path / "x"] if command != "verify" else []),
+    ]
+    run(command, *paths)
+    run(command, *paths, "--workers", "3")
+    assert seen == [None, 3]
 
 
 def test_what_is_there_is_replaced_only_by_force(tmp_path: Path, source: Path) -> None:
