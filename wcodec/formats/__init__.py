@@ -6,10 +6,11 @@ from wcodec.errors import UnsupportedError
 from wcodec.formats.base import Format
 from wcodec.formats.bf16_store import Bf16Store
 from wcodec.formats.bf16_w12 import Bf16W12
+from wcodec.formats.byte_store import ByteStore
 from wcodec.formats.nvfp4_s5 import Nvfp4S5
 from wcodec.formats.raw import Raw
 
-FORMATS: dict[str, Format] = {f.id: f for f in (Raw(), Bf16W12(), Bf16Store(), Nvfp4S5())}
+FORMATS: dict[str, Format] = {f.id: f for f in (Raw(), Bf16W12(), Bf16Store(), Nvfp4S5(), ByteStore())}
 
 
 def by_id(name: str) -> Format:

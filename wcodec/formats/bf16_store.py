@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,24 @@ import numpy.typing as npt
 
 from wcodec.bits import digest
 from wcodec.errors import MalformedError
+from wcodec.formats._frames import (
+    CHUNK,
+    CHUNK_LOG,
+    MAX_CHUNK_LOG,
+    MIN_CHUNK_LOG,
+    SLACK_BYTES,
+    compress,
+    decompress,
+    scratch,
+)
 from wcodec.formats.base import Format, Shape, check_tail, output, share
 from wcodec.packed import U8, Footer, PackedTensor, assemble, tail_bytes
 
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
 
-#: Weights per chunk: 512 KB of BF16, so that a chunk's planes stay in a core's own cache.
-CHUNK_LOG = 18
-CHUNK_WEIGHTS = 1 << CHUNK_LOG
-_MIN_CHUNK_LOG, _MAX_CHUNK_LOG = 10, 24
-#: Exponents hardly repeat in order: matches find nothing that Huffman codes do not, and cost time. These make
-#: the match finder give up at once while literals are still Huffman-coded, which target length 0 keeps on.
-_HASH_LOG, _CHAIN_LOG, _MIN_MATCH, _TARGET_LENGTH = 6, 6, 7, 0
+#: Weights per chunk: 512 KB of BF16.
+CHUNK_WEIGHTS = CHUNK
 #: How a chunk's exponents are coded: as they are, or as two symbols per byte, half as much for zstandard.
 _PLAIN, _PAIRS = 0, 1
 _SYMBOLS = 15  # exponents with a symbol of their own; the sixteenth symbol stands for all others
@@ -31,11 +35,6 @@ _PAIRS_HEAD_BYTES = 1 + _SYMBOLS + 4
 _PAIRS_WEIGHTS = 1024  # in smaller chunks the table costs more than it saves
 _ESCAPES_SHIFT = 6  # one weight in 64 at most: above that exponents are coded as they are
 _SAMPLE = 1 << 15  # which exponents are common shows in a third of this many to all of them
-
-#: What a frame of incompressible bytes takes beyond them, at most.
-_FRAME_SLACK_BYTES = 4096
-
-_local = threading.local()
 
 
 class Bf16Store(Format):
@@ -126,7 +125,7 @@ class Bf16Store(Format):
         footer = packed.footer
         if footer.dtype != "BF16" or footer.overflow_count:
             raise MalformedError("the footer is not one of bf16-store")
-        if not _MIN_CHUNK_LOG <= footer.table[0] <= _MAX_CHUNK_LOG or any(footer.table[1:]):
+        if not MIN_CHUNK_LOG <= footer.table[0] <= MAX_CHUNK_LOG or any(footer.table[1:]):
             raise MalformedError(f"the chunk size {list(footer.table)} is not one of bf16-store")
         count = chunk_count(packed.numel, chunk_weights(packed))
         if 4 * count + packed.numel > packed.nbytes:
@@ -168,7 +167,7 @@ class StreamEncoder:
             Bytes of each chunk's coded exponents, for `append`.
         """
         chunks = chunk_count(bits.size)
-        body = np.empty(2 * bits.size + chunks * _FRAME_SLACK_BYTES, dtype=np.uint8)
+        body = np.empty(2 * bits.size + chunks * SLACK_BYTES, dtype=np.uint8)
         lengths = np.empty(chunks, dtype=np.uint32)
         at = 0
         for index in range(chunks):
@@ -230,15 +229,15 @@ def _encode_chunk(bits: U16, rest: U8) -> list[U8]:
     # A matrix has more exponents than symbols. With fewer, the table would hold bytes that nothing checks.
     if bits.size >= _PAIRS_WEIGHTS and np.count_nonzero(counts) >= _SYMBOLS:
         table = np.argsort(-counts, kind="stable")[:_SYMBOLS].astype(np.uint8)
-        pairs = _scratch("pairs", -(-bits.size // 2))
-        escapes = _scratch("escapes", bits.size >> _ESCAPES_SHIFT)
+        pairs = scratch("pairs", -(-bits.size // 2))
+        escapes = scratch("escapes", bits.size >> _ESCAPES_SHIFT)
         count = split_pairs(bits, table, rest, pairs, escapes)
         if count >= 0:
             head = bytes([_PAIRS, *table]) + count.to_bytes(4, "little")
-            return [np.frombuffer(head, dtype=np.uint8), escapes[:count], _compress(pairs)]
-    exponents = _scratch("exponents", bits.size)
+            return [np.frombuffer(head, dtype=np.uint8), escapes[:count], compress(pairs)]
+    exponents = scratch("exponents", bits.size)
     split(bits, exponents, rest)
-    return [np.array([_PLAIN], dtype=np.uint8), _compress(exponents)]
+    return [np.array([_PLAIN], dtype=np.uint8), compress(exponents)]
 
 
 def _decode_chunk(coded: U8, rest: U8, bits: U16, index: int) -> None:
@@ -256,7 +255,7 @@ def _decode_chunk(coded: U8, rest: U8, bits: U16, index: int) -> None:
     if end > coded.size:
         raise MalformedError(f"chunk {index} claims {count} escapes")
     table, escapes = coded[1 : 1 + _SYMBOLS], coded[_PAIRS_HEAD_BYTES:end]
-    pairs = _decompress(coded[end:], -(-bits.size // 2), index)
+    pairs = decompress(coded[end:], -(-bits.size // 2), index)
     if join_pairs(pairs, table, escapes, rest, bits) != count:
         raise MalformedError(f"chunk {index} contradicts its {count} escapes")
 
@@ -265,51 +264,4 @@ def _decode_plain(frame: U8, rest: U8, bits: U16, index: int) -> None:
     """Decode a chunk whose frame holds its exponents."""
     from wcodec.formats._bf16_store_jit import join
 
-    join(_decompress(frame, bits.size, index), rest, bits)
-
-
-def _scratch(name: str, size: int) -> U8:
-    """This thread's buffer of a name: fresh memory would cost page faults for every chunk."""
-    buffer: U8 | None = getattr(_local, name, None)
-    if buffer is None or buffer.size < size:
-        buffer = np.empty(max(size, CHUNK_WEIGHTS + 1), dtype=np.uint8)
-        if size <= CHUNK_WEIGHTS + 1:  # larger chunks come from elsewhere: keep nothing of theirs
-            setattr(_local, name, buffer)
-    return buffer[:size]
-
-
-def _compress(plain: U8) -> U8:
-    # Compressors cannot be shared by threads, and making one costs as much as a chunk.
-    if not hasattr(_local, "compressor"):
-        import zstandard
-
-        parameters = zstandard.ZstdCompressionParameters(
-            strategy=zstandard.STRATEGY_FAST,
-            window_log=CHUNK_LOG,
-            hash_log=_HASH_LOG,
-            chain_log=_CHAIN_LOG,
-            search_log=1,
-            min_match=_MIN_MATCH,
-            target_length=_TARGET_LENGTH,
-        )
-        _local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    return np.frombuffer(_local.compressor.compress(plain.data), dtype=np.uint8)
-
-
-def _decompress(frame: U8, size: int, index: int) -> U8:
-    """The content of chunk `index`'s frame, checked to be `size` bytes; this thread's next call reuses it."""
-    import zstandard
-
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    content = _scratch("content", size + 1)  # a byte more, which a second frame would fill
-    try:
-        if zstandard.frame_content_size(frame.data) != size:
-            raise MalformedError(f"chunk {index} does not hold {size} bytes")
-        with _local.decompressor.stream_reader(frame.data, read_across_frames=True) as reader:
-            found = reader.readinto(content.data)
-    except zstandard.ZstdError as error:
-        raise MalformedError(f"chunk {index} does not decompress ({error})") from None
-    if found != size:
-        raise MalformedError(f"chunk {index} does not hold {size} bytes")
-    return content[:size]
+    join(decompress(frame, bits.size, index), rest, bits)
