@@ -181,6 +181,9 @@ def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu, whole: boo
             file = str(parts[0].file)
             packed_bytes += _entry_bytes(logical.name, ends[file], found.payload_bytes)
             ends[file] += found.payload_bytes
+            if found.blocks is not None:  # the blob holds the block scales as well; what else there is stays
+                packed_bytes += _entry_bytes(logical.parts[1], ends[file], 0)
+                packed_bytes += sum(part.nbytes for part in parts[2:])
         missing = roles(logical, parts).flags if whole and logical.kind in BLOCKS else ()
         yield _tensor_report(logical, parts, found, packed_bytes, gpu, missing)
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from wcodec.analysis.findings import TensorReport
-from wcodec.analysis.nvfp4 import NOT_WRITTEN, Findings, would_take
+from wcodec.analysis.nvfp4 import Findings, takes_in_words
 
 
 def blocks_reason(tensors: Sequence[TensorReport]) -> str:
-    """Why tensors of one block-scaled kind are left, and what a format of ours would take for all of them.
+    """What tensors of one block-scaled kind hold, and what a format of ours takes for all of them.
 
     Parameters
     ----------
@@ -27,14 +27,14 @@ def blocks_reason(tensors: Sequence[TensorReport]) -> str:
         where = f"from a sample: {where}"
     if takes < stored:
         assumed = "" if where else "if their scales fit a 5-bit window, "
-        return f"{where}{assumed}{would_take(takes, stored)}; {NOT_WRITTEN}"
+        return f"{where}{assumed}{takes_in_words(takes, stored)}"
     if tensors[0].kind == "nvfp4":
         return f"{where}nvfp4-s5 would not be smaller than {stored:.2f} bits per weight"
     return f"{where}no format for {tensors[0].kind.upper()} yet, {stored:.2f} bits per weight"
 
 
 def blocks_summary(tensors: Sequence[TensorReport]) -> str:
-    """What `nvfp4-s5` would take for all NVFP4 weights of a report; empty where it would save nothing."""
+    """What `nvfp4-s5` takes for all NVFP4 weights of a report; empty where it would save nothing."""
     mine = [t for t in tensors if t.kind == "nvfp4" and t.blocks is not None]
     if not any(t.blocks is not None and t.blocks.packed_bytes for t in mine):
         return ""

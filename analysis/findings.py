@@ -101,7 +101,7 @@ class TensorReport:
     flags : tuple of str
         What is odd about a block-scaled kind's values and parts, in plain words.
     blocks : Findings, optional
-        Nibbles and scale bytes of block-scaled kinds, and what ``nvfp4-s5`` would take.
+        Nibbles and scale bytes of block-scaled kinds, and what ``nvfp4-s5`` takes.
     """
 
     name: str

@@ -33,7 +33,6 @@ F64 = npt.NDArray[np.float64]
 
 #: Widths of scale windows that findings compare.
 WINDOWS = (16, 32, 64)
-NOT_WRITTEN = "wcodec pack does not write it yet"
 _NAN = (0x7F, 0xFF)
 _FP8 = {"F8_E4M3", "F8_E5M2"}
 _SCALE_DTYPES = {dtype for _, dtypes in BLOCKS.values() for dtype in dtypes}
@@ -260,7 +259,7 @@ def assume(kind: str, shape: tuple[int, ...]) -> Findings:
     stored = 4 + 8 * _scales_per_weight(kind, shape)
     takes, nbytes = _in_s5(kind, shape, 0.0, stored)
     if takes < stored:
-        verdict = f"if its scales fit a 5-bit window, {would_take(takes, stored)}; {NOT_WRITTEN}"
+        verdict = f"if its scales fit a 5-bit window, {takes_in_words(takes, stored)}"
     else:
         verdict = f"leave it as it is, {stored:.2f} bits per weight: {_why_left(kind, shape, math.nan)}"
     windows = dict.fromkeys(WINDOWS, math.nan)
@@ -305,9 +304,9 @@ def _in_s5(
     return (stored, None) if nbytes is None else (8 * nbytes / math.prod(shape), nbytes)
 
 
-def would_take(takes: float, stored: float) -> str:
-    """What `nvfp4-s5` comes to, in words; both in bits per weight."""
-    return f"nvfp4-s5 would take {takes:.2f} bits per weight instead of {stored:.2f}"
+def takes_in_words(takes: float, stored: float) -> str:
+    """What `nvfp4-s5` comes to; both in bits per weight."""
+    return f"nvfp4-s5 takes {takes:.2f} bits per weight instead of {stored:.2f}"
 
 
 def _verdict(kind: str, shape: tuple[int, ...] | None, found: Findings) -> str:
@@ -319,7 +318,7 @@ def _verdict(kind: str, shape: tuple[int, ...] | None, found: Findings) -> str:
     if takes < stored:
         return (
             f"{where}only the scales can shrink; {percent(missed)} of them miss a 5-bit window, "
-            f"so {would_take(takes, stored)} {floor}; {NOT_WRITTEN}"
+            f"so {takes_in_words(takes, stored)} {floor}"
         )
     why = _why_left(kind, shape, missed)
     return f"{where}leave it as it is, {stored:.2f} bits per weight {floor}: {why}"

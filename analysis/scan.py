@@ -130,7 +130,7 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
         reason = "without floating-point weights" if logical.numel else "without weights"
         return Scan(NO_ENTROPY, (), "raw", logical.nbytes, reason)
     if sample_bytes == 0:
-        return _guess(logical, parts[0])
+        return _guess(logical, parts)
     if logical.kind == "bf16":
         found = _scan_bf16(parts[0], sample_bytes)
     elif logical.kind in BLOCKS:
@@ -146,16 +146,15 @@ def scan_tensor(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: i
     return found
 
 
-def _guess(logical: Logical, tensor: TensorInfo) -> Scan:
+def _guess(logical: Logical, parts: tuple[TensorInfo, ...]) -> Scan:
     """What dtype and shape alone say."""
     from wcodec.formats.bf16_w12 import Bf16W12, Plan
 
-    left = Scan(NO_ENTROPY, (), "raw", logical.nbytes, sampled=True)
+    left, tensor = Scan(NO_ENTROPY, (), "raw", logical.nbytes, sampled=True), parts[0]
     if logical.kind in BLOCKS:
         from wcodec.analysis.nvfp4 import assume
 
-        blocks = assume(logical.kind, logical.shape)
-        return replace(left, leave_reason=blocks.verdict, blocks=blocks)
+        return _with_blocks(left, logical, parts, assume(logical.kind, logical.shape))
     if logical.kind != "bf16":
         return replace(left, leave_reason=f"no format for {NAMES[logical.kind]} yet")
     size = Bf16W12().blob_bytes(Plan((), 0, tensor.shape), 0)
@@ -215,7 +214,22 @@ def _scan_blocks(logical: Logical, parts: tuple[TensorInfo, ...], sample_bytes: 
     counts = fold(nibbles, LAYOUTS["F4"])
     per_weight = parts[1].nbytes / logical.numel
     entropies = replace(counts.entropy(), scale=blocks.scale_entropy * per_weight)
-    return Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes, blocks.verdict, blocks=blocks)
+    return _with_blocks(
+        Scan(entropies, _tuple(counts.exponent), "raw", logical.nbytes), logical, parts, blocks
+    )
+
+
+def _with_blocks(left: Scan, logical: Logical, parts: tuple[TensorInfo, ...], blocks: Findings) -> Scan:
+    """A scan with its findings; packed where `wcodec pack` does it (``docs/packing.md`` has its rule)."""
+    from wcodec.analysis.nvfp4 import roles
+    from wcodec.formats.nvfp4_s5 import Nvfp4S5
+
+    if blocks.packed_bytes is None:
+        return replace(left, leave_reason=blocks.verdict, blocks=blocks)
+    odd = (*roles(logical, parts).flags, *blocks.flags)
+    if odd:
+        return replace(left, leave_reason=f"{blocks.verdict}; but {', '.join(odd)}", blocks=blocks)
+    return replace(left, format=Nvfp4S5.id, payload_bytes=blocks.packed_bytes, blocks=blocks)
 
 
 def _floats(tensor: TensorInfo, sample_bytes: int | None) -> npt.NDArray[np.float64]:

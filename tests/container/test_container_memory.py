@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.container.nvfp4files import nibbles, scales
 from tests.container.weightfiles import build, gaussian
 from wcodec.container import PackedFile, pack_file
 from wcodec.container.atomic import AtomicFile
@@ -51,6 +53,40 @@ def test_peak_memory_of_a_large_tensor(tmp_path: Path) -> None:
     )
     packed, bytes_in, peak = map(int, done.stdout.split())
     assert (packed, bytes_in) == (1, nbytes)
+    assert peak < 450 << 20
+    (tmp_path / "a").unlink()
+
+
+@pytest.mark.slow
+def test_peak_memory_of_a_large_pair(tmp_path: Path) -> None:
+    """330 MB in one NVFP4 weight and its scales, which come first in the file."""
+    tiles, columns = 600, 15_360
+    blocks = {
+        "w.weight_scale_2": ("F32", (1,), np.ones(1, "<f4")),
+        "w.weight_scale": ("F8_E4M3", (64 * tiles, columns // 16), scales((64, columns // 16), 1)),
+        "w.weight": ("U8", (64 * tiles, columns // 2), nibbles((64, columns // 2), 0)),
+    }
+    header, at = {}, 0
+    for name, (dtype, shape, block) in blocks.items():
+        end = at + block.nbytes * (tiles if len(shape) == 2 else 1)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    with (tmp_path / "a").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, shape, block in blocks.values():
+            for _ in range(tiles if len(shape) == 2 else 1):
+                file.write(block.tobytes())
+    nbytes = (tmp_path / "a").stat().st_size
+    assert nbytes > 330_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "a"), str(tmp_path / "p")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packed, bytes_in, peak = map(int, done.stdout.split())
+    assert (packed, bytes_in) == (2, nbytes)
     assert peak < 450 << 20
     (tmp_path / "a").unlink()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.container.nvfp4files import modelopt
 from tests.container.weightfiles import mixed, outliers, write
 from wcodec.container import pack_directory, pack_file, verify_directory, verify_file
 from wcodec.container.atomic import PART_SUFFIX, part_path, remove
@@ -27,7 +28,10 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     for i in range(4):
-        write(folder / f"model-{i}.safetensors", {**mixed(i), "big": outliers((640, 190), i)})
+        write(
+            folder / f"model-{i}.safetensors",
+            {**mixed(i), "big": outliers((640, 190), i), **modelopt(seed=i)},
+        )
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 1}, "weight_map": {}}')
     return folder
@@ -134,7 +138,7 @@ def test_replacing_a_directory_never_loses_it(tmp_path: Path, model: Path) -> No
 
 
 def test_a_file_killed_at_every_moment(tmp_path: Path) -> None:
-    source, target = write(tmp_path / "a", mixed()), tmp_path / "p"
+    source, target = write(tmp_path / "a", {**mixed(), **modelopt()}), tmp_path / "p"
     target.write_bytes(b"old")
     moment = 1
     while run_until(lambda: pack_file(source, target, workers=1, force=True), moment)[0]:

@@ -111,7 +111,7 @@ def test_wrong_prefixes() -> None:
     payload = FACTS + b"{}"
     good = frame_of(payload), len(FACTS), len(payload)
     with pytest.raises(UnsupportedError, match="upgrade"):
-        SourceRecord.parse(prefix(*good, version=2))
+        SourceRecord.parse(prefix(*good, version=3))
     with pytest.raises(MalformedError, match="WCSOURCE"):
         SourceRecord.parse(prefix(*good, magic=b"WCSOURCF"))
     with pytest.raises(MalformedError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.container.nvfp4files import compressed, gpt_oss
 from tests.container.weightfiles import build, gaussian, noise, outliers
 from wcodec.container import pack_file
 
 FOLDER = Path(__file__).parent / "container-v1"
+PAIRS = Path(__file__).parent / "container-v2"
 
 
 def source() -> bytes:
@@ -25,14 +27,25 @@ def source() -> bytes:
     )
 
 
+def pairs() -> bytes:
+    """A small source with block-scaled weights: a blob of two tensors, and scales that are stored."""
+    tensors = {
+        **compressed("nv", 64, 256, 4),
+        "packed": gaussian((64, 64), 1),
+        **gpt_oss("mx", 1, 5),
+    }
+    return build(tensors, metadata={"format": "pt"})
+
+
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    original = FOLDER / "source.safetensors"
-    if not original.exists():
-        original.write_bytes(source())
-    for name, profile in (("packed", "run"), ("stored", "storage")):
-        if not (FOLDER / f"{name}.safetensors").exists():
-            pack_file(original, FOLDER / f"{name}.safetensors", profile=profile)
+    for folder, make in ((FOLDER, source), (PAIRS, pairs)):
+        folder.mkdir(exist_ok=True)
+        original = folder / "source.safetensors"
+        if not original.exists():
+            original.write_bytes(make())
+        for name, profile in (("packed", "run"), ("stored", "storage")):
+            if not (folder / f"{name}.safetensors").exists():
+                pack_file(original, folder / f"{name}.safetensors", profile=profile)
 
 
 if __name__ == "__main__":

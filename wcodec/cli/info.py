@@ -89,7 +89,7 @@ def _print_table(description: Description) -> None:
             escape(visible(tensor.dtype)),
             units.shape_text(tensor.shape),
             units.size(tensor.nbytes),
-            units.size(tensor.stored_bytes),
+            units.size(tensor.stored_bytes) if tensor.within is None else "with weight",
             units.bits(bits, 3),
         ]
         if description.packed:

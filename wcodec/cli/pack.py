@@ -49,12 +49,12 @@ Examples:
 def command(
     src: Path, dst: Path, profile: str, dask: str | None, force: bool, workers: int | None, quiet: bool
 ) -> None:
-    """Write a packed copy of SRC to DST: 24 % smaller (storage: a third), every weight recoverable.
+    """Write a packed copy of SRC to DST: BF16 24 % smaller (storage: a third), every weight recoverable.
 
     SRC is a safetensors file or a model directory (links are followed, so a Hugging Face snapshot works).
-    BF16 tensors are packed where that makes them smaller; everything else is stored unchanged. In a directory
-    the index is rewritten and the other files are copied. SRC may be packed with the other profile: it is
-    converted.
+    BF16 tensors, and NVFP4 weights with their block scales, are packed where that makes them smaller;
+    everything else is stored unchanged. In a directory the index is rewritten and the other files are copied.
+    SRC may be packed with the other profile: it is converted.
 
     DST appears when it is complete: an interruption or a full disk leaves nothing half-written. A directory
     that was interrupted goes on where it stopped when the same command runs again.

@@ -42,6 +42,10 @@ class TensorFacts:
         Bytes of the original, and in the file.
     digest : bytes, optional
         xxh3-128 of the original bytes, where the file records it.
+    within : str, optional
+        Name of the tensor in whose blob it is stored, where that is another.
+    logical : int, optional
+        Weights, where elements hold several.
     """
 
     name: str
@@ -52,6 +56,8 @@ class TensorFacts:
     nbytes: int
     stored_bytes: int
     digest: bytes | None
+    within: str | None = None
+    logical: int | None = None
 
     @property
     def numel(self) -> int:
@@ -60,8 +66,10 @@ class TensorFacts:
 
     @property
     def bits_per_weight(self) -> float:
-        """Stored bits per weight; NaN for an empty tensor and for opaque types."""
-        return 8 * self.stored_bytes / self.numel if self.numel and self.dtype in DTYPES else math.nan
+        """Stored bits per weight; NaN for tensors that are empty, in another's blob, or of opaque types."""
+        weights = self.numel if self.logical is None else self.logical
+        counts = weights and self.dtype in DTYPES and self.within is None
+        return 8 * self.stored_bytes / weights if counts else math.nan
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,8 @@ def _parts(name: str, file: PackedFile) -> Iterator[TensorFacts]:
             part.nbytes,
             part.stored.end - part.stored.begin,
             part.digest,
+            part.within,
+            part.packed.numel if part.packed is not None and part.within is None else None,
         )
 
 
@@ -202,4 +212,5 @@ def _tensor_json(facts: TensorFacts) -> dict[str, Any]:
         "stored_bytes": facts.stored_bytes,
         "bits_per_weight": None if math.isnan(bits) else bits,
         "xxh3_128": facts.digest.hex() if facts.digest is not None else None,
+        **({"within": facts.within} if facts.within is not None else {}),
     }

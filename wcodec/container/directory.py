@@ -32,6 +32,7 @@ from wcodec.container.packedfile import PackedFile
 from wcodec.container.pipeline import Advance
 from wcodec.container.results import Result, Verdict
 from wcodec.container.shards import pack_shard, run_shards, unpack_shard
+from wcodec.container.targets import left_notes
 from wcodec.container.tree import index_notes, is_rewritable, list_files, rewritten
 from wcodec.container.unpack import verify_file
 from wcodec.container.writer import open_source
@@ -344,7 +345,11 @@ def _place_other(
 
 
 def _total(source: Path, destination: Path, results: Any, begun: float, notes: Sequence[str]) -> Result:
-    results = list(results)
+    results = sorted(results, key=lambda result: os.fsencode(result.source))
+    left: dict[str, list[str]] = {}
+    for result in results:
+        for reason, names in result.left.items():
+            left.setdefault(reason, []).extend(names)
     return Result(
         source,
         destination,
@@ -356,5 +361,6 @@ def _total(source: Path, destination: Path, results: Any, begun: float, notes: S
         bytes_out=sum(r.bytes_out for r in results),
         digest=None,
         seconds=time.perf_counter() - begun,
-        notes=tuple(notes),
+        notes=(*notes, *left_notes(left)),
+        left=left,
     )

@@ -16,7 +16,6 @@ from wcodec.errors import UnsupportedError
 from wcodec.readers.safetensors import MAX_HEADER, Entry
 
 ALIGNMENT_BYTES = 256
-CONTAINER_VERSION = "1"
 _LENGTH_BYTES = 8
 #: Room in the reserved digits for the record itself: its prefix, zstandard's overhead, JSON.
 _RECORD_SLACK_BYTES = 1 << 20
@@ -42,13 +41,13 @@ def raw_order(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: -alignment(entry.dtype))
 
 
-def stored_metadata(source: dict[str, str] | None, profile: str) -> dict[str, str]:
-    """The packed file's ``__metadata__``: the source's keys, and ours where they are free."""
-    return {**(source or {}), **{k: v for k, v in _ours(profile).items() if k not in (source or {})}}
+def stored_metadata(source: dict[str, str] | None, profile: str, version: int = 1) -> dict[str, str]:
+    """The packed file's ``__metadata__``: the source's keys, and ours where they are free.
 
-
-def _ours(profile: str) -> dict[str, str]:
-    return {"wcodec": CONTAINER_VERSION, "wcodec.profile": profile}
+    The container's version is that of its source record; every version has one digit.
+    """
+    ours = {"wcodec": str(version), "wcodec.profile": profile}
+    return {**(source or {}), **ours, **(source or {})}
 
 
 def _entry_text(name: str, dtype: str, shape: Iterable[int], begin: int, end: int) -> str:

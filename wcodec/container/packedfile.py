@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wcodec.container.manifest import Manifest
+from wcodec.container.pairs import pair_shape
 from wcodec.container.pipeline import CHUNK_BYTES
 from wcodec.container.record import RECORD_NAME, SourceRecord
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
@@ -24,6 +25,7 @@ from wcodec.readers.files import is_of_another_kind
 from wcodec.readers.safetensors import Entry, parse_header
 
 U8 = npt.NDArray[np.uint8]
+_STORAGE_FORMATS = {"bf16-store", "byte-store"}
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,18 @@ class Part:
         None for a tensor that is stored unchanged.
     digest : bytes
         xxh3-128 of the original bytes.
+    start : int
+        Where its bytes begin in what the blob decodes to.
+    within : str, optional
+        Name of the tensor in whose blob it lies, where that is another.
     """
 
     entry: Entry
     stored: Entry
     packed: PackedTensor | None
     digest: bytes
+    start: int = 0
+    within: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +113,9 @@ class PackedFile:
         self.source = parse_header(_OriginalHead(self.path, self.record))
         if self.source.file_size - self.source.data_end != len(self.record.trailing):
             raise MalformedError("the record's sizes contradict its header", file=self.path)
-        self.parts = [self._part(entry, stored) for entry in self.source.entries]
+        pairs = dict(self._pairs(stored))
+        self.parts = [pairs.get(e.name) or self._part(e, stored) for e in self.source.entries]
+        self._after = {part.within: part for part in self.parts if part.within is not None}
         if len(stored) != len(self.parts):
             ours = {entry.name for entry in self.source.entries}
             name = next(name for name in stored if name not in ours)
@@ -122,9 +132,37 @@ class PackedFile:
         start = self.header.data_start
         return self._data[start + entry.begin : start + entry.end]
 
+    def _refuse(self, name: str, problem: str) -> MalformedError:
+        return MalformedError(problem, file=self.path, tensor=name, mend="copy the file again")
+
+    def _pairs(self, stored: dict[str, Entry]) -> Iterator[tuple[str, Part]]:
+        """The tensors that share a blob, by name."""
+        entries = {entry.name: entry for entry in self.source.entries}
+        taken = set(self.record.raw)
+        for name, pair in self.record.pairs.items():
+            for one in (name, pair.scale):
+                if one not in entries or one not in stored:
+                    raise self._refuse(one, "is missing")
+                if one in taken:
+                    raise self._refuse(one, "is stored in two ways")
+                taken.add(one)
+            weight, scale = entries[name], entries[pair.scale]
+            packed = self._blob(stored[name])
+            if packed.format != "nvfp4-s5" or pair_shape(weight, scale) != packed.shape:
+                raise self._refuse(name, f"is packed in another shape than it and {pair.scale!r} have")
+            if (stored[pair.scale].dtype, stored[pair.scale].shape) != ("U8", (0,)):
+                raise self._refuse(pair.scale, f"has bytes of its own beside those in the blob of {name!r}")
+            yield name, Part(weight, stored[name], packed, pair.digests[0])
+            yield pair.scale, Part(scale, stored[pair.scale], packed, pair.digests[1], weight.nbytes, name)
+
+    def _blob(self, found: Entry) -> PackedTensor:
+        if found.dtype != "U8" or len(found.shape) != 1:
+            raise self._refuse(found.name, "is neither packed nor listed as raw")
+        return PackedTensor.from_blob(self._bytes(found), file=self.path, tensor=found.name)
+
     def _part(self, entry: Entry, stored: dict[str, Entry]) -> Part:
         def refuse(problem: str) -> MalformedError:
-            return MalformedError(problem, file=self.path, tensor=entry.name, mend="copy the file again")
+            return self._refuse(entry.name, problem)
 
         if entry.name not in stored:
             raise refuse("is missing")
@@ -137,11 +175,11 @@ class PackedFile:
             ):
                 raise refuse("differs in dtype or shape from the source")
             return Part(entry, found, None, self.record.raw[entry.name])
-        if found.dtype != "U8" or len(found.shape) != 1:
-            raise refuse("is neither packed nor listed as raw")
-        packed = PackedTensor.from_blob(self._bytes(found), file=self.path, tensor=entry.name)
+        packed = self._blob(found)
         if (packed.dtype, packed.shape) != (entry.dtype, entry.shape):
             raise refuse("is packed with another dtype or shape than the source has")
+        if _format(packed).content_bytes(packed) != entry.nbytes:
+            raise refuse("is packed together with a tensor that the record does not name")
         return Part(entry, found, packed, packed.digest)
 
     @property
@@ -150,7 +188,7 @@ class PackedFile:
         formats = {part.packed.format for part in self.parts if part.packed is not None}
         if not formats:  # nothing but metadata tells the two apart
             return (self.header.metadata or {}).get("wcodec.profile", "run")
-        return "storage" if "bf16-store" in formats else "run"
+        return "storage" if formats & _STORAGE_FORMATS else "run"
 
     @property
     def size(self) -> int:
@@ -194,7 +232,7 @@ class PackedFile:
         if part.packed is None:
             return self._bytes(part.stored)[start:stop]
         try:
-            return _format(part.packed).decode_range(part.packed, start, stop)
+            return _format(part.packed).decode_range(part.packed, part.start + start, part.start + stop)
         except WCodecError as error:
             raise type(error)(
                 error.problem,
@@ -202,6 +240,14 @@ class PackedFile:
                 tensor=part.entry.name,
                 mend="the file is damaged; copy it again",
             ) from None
+
+    def read_after(self, part: Part) -> Iterator[U8]:
+        """What the blob of `part` decodes to after its bytes: those of the tensor that lies there as well."""
+        other = self._after.get(part.entry.name)
+        if other is not None:
+            step = _step(other)
+            for start in range(0, other.nbytes, step):
+                yield self.read_part(other, start, min(start + step, other.nbytes))
 
     def spans(self) -> Iterator[tuple[Part | None, int, int]]:
         """Cut the original into ranges worth reading at once, in order.
@@ -215,8 +261,7 @@ class PackedFile:
         """
         yield None, 0, self.source.data_start
         for part, at in zip(self.parts, self._starts, strict=True):
-            unit = _format(part.packed).granule(part.packed) if part.packed is not None else 1
-            step = max(CHUNK_BYTES // unit, 1) * unit
+            step = _step(part)
             for start in range(0, max(part.nbytes, 1), step):
                 yield part, at + start, at + min(start + step, part.nbytes)
         if self.record.trailing:
@@ -248,6 +293,16 @@ class _OriginalHead:
 
     def read_at(self, offset: int, n: int) -> Any:
         return np.frombuffer(self._head[offset : offset + n].ljust(n, b"\0"), dtype=np.uint8)
+
+
+def _step(part: Part) -> int:
+    """Bytes of a tensor that are worth reading at once."""
+    if part.packed is None:
+        return CHUNK_BYTES
+    form = _format(part.packed)
+    # A granule is a piece of all that the blob holds; the tensor has its share of it.
+    unit = form.granule(part.packed) * part.nbytes // max(form.content_bytes(part.packed), 1)
+    return max(CHUNK_BYTES // max(unit, 1), 1) * max(unit, 1)
 
 
 def _format(packed: PackedTensor) -> Format:

@@ -2,86 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from wcodec.container.pairs import find_pairs, find_scales
+from wcodec.container.targets import I64, U8, U32, Encoder, Profile, Target
 from wcodec.errors import UnsupportedError
-from wcodec.formats import bf16_store
+from wcodec.formats import bf16_store, byte_store
+from wcodec.formats._frames import CHUNK
 from wcodec.formats.bf16_w12 import OVERFLOW_LIMIT, TILE, Bf16W12, Plan, StreamEncoder, count_high_exponents
 from wcodec.readers.safetensors import Entry
 
-U8 = npt.NDArray[np.uint8]
-U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
-
-
-class Encoder(Protocol):
-    """Encodes one tensor; the blob is the head, the bodies in order, and what `finish` returns."""
-
-    #: Bytes of the head, which is written last.
-    head_bytes: int
-
-    def encode(self, data: U8) -> tuple[U8, U32]:
-        """Encode whole units, in any thread: their body, and what `append` wants to know."""
-        ...
-
-    def append(self, body: U8, extra: U32) -> None:
-        """Take the next piece, in order; completes `body` in place."""
-        ...
-
-    def fits(self) -> bool:
-        """Whether the format can hold what was appended."""
-        ...
-
-    def head(self) -> bytes:
-        """The head, once all is appended."""
-        ...
-
-    def finish(self, digest: bytes) -> bytes:
-        """What follows the bodies, given the xxh3-128 of the original."""
-        ...
-
-
-class Profile(Protocol):
-    """Which tensors to pack, and into which format."""
-
-    name: str
-
-    def unit(self, entry: Entry) -> int:
-        """Bytes of the original that encode on their own; 0 for a tensor that cannot shrink."""
-        ...
-
-    def count(self, data: U8) -> I64 | None:
-        """What the encoder must know of all data before it begins; counts of parts add up."""
-        ...
-
-    def encoder(self, entry: Entry, counts: Any) -> Encoder:
-        """An encoder for one tensor, given the sum of its counts."""
-        ...
-
 
 class RunProfile:
-    """`bf16-w12`: what the fused kernels read."""
+    """`bf16-w12` and `nvfp4-s5`: what kernels read."""
 
     name = "run"
 
-    def unit(self, entry: Entry) -> int:
-        """One row tile, where bricks alone make the tensor smaller."""
-        if entry.dtype != "BF16" or entry.begin == entry.end:
-            return 0
-        plan = Plan(tuple(range(8)), 0, entry.shape)
-        shrinks = Bf16W12().blob_bytes(plan, 0) < entry.end - entry.begin
-        return 2 * TILE * plan.matrix[1] if shrinks else 0
+    def targets(self, entries: Sequence[Entry]) -> tuple[list[Target], dict[str, list[str]]]:
+        """BF16 tensors whose bricks alone make them smaller, and NVFP4 weights with their block scales."""
+        pairs, left = find_pairs(entries)
+        matrices = (_Matrix(entry) for entry in entries if entry.dtype == "BF16" and entry.begin < entry.end)
+        return [*pairs, *(matrix for matrix in matrices if matrix.shrinks)], left
 
-    def count(self, data: U8) -> I64 | None:
+
+class _Matrix:
+    """A BF16 tensor in bricks; its unit is one row tile."""
+
+    others = ()
+
+    def __init__(self, entry: Entry) -> None:
+        plan = Plan(tuple(range(8)), 0, entry.shape)
+        self.shrinks = Bf16W12().blob_bytes(plan, 0) < entry.end - entry.begin
+        self.parts = (entry,)
+        self.units = (2 * TILE * plan.matrix[1],)
+
+    def count(self, entry: Entry, data: U8) -> I64:
         """Counts of the high exponent values, from which the table is chosen."""
         return count_high_exponents(data.view("<u2"))
 
-    def encoder(self, entry: Entry, counts: Any) -> Encoder:
-        """See `Profile.encoder`."""
-        return _BrickEncoder(Bf16W12().plan_from_counts(counts, entry.shape))
+    def encoder(self, counts: Mapping[str, Any]) -> Encoder:
+        """See `Target.encoder`."""
+        (entry,) = self.parts
+        return _BrickEncoder(Bf16W12().plan_from_counts(counts[entry.name], entry.shape))
 
 
 class _BrickEncoder:
@@ -90,8 +53,8 @@ class _BrickEncoder:
     def __init__(self, plan: Plan) -> None:
         self._stream = StreamEncoder(plan)
 
-    def encode(self, data: U8) -> tuple[U8, U32]:
-        return self._stream.encode(data.view("<u2").reshape(-1, self._stream.plan.matrix[1]))
+    def encode(self, data: Sequence[U8]) -> tuple[U8, U32]:
+        return self._stream.encode(data[0].view("<u2").reshape(-1, self._stream.plan.matrix[1]))
 
     def append(self, body: U8, extra: U32) -> None:
         self._stream.append(body, extra)
@@ -107,30 +70,45 @@ class _BrickEncoder:
 
 
 class StorageProfile:
-    """`bf16-store`: the smallest files; loading converts them."""
+    """`bf16-store` and `byte-store`: the smallest files; loading converts them."""
 
     name = "storage"
 
-    def unit(self, entry: Entry) -> int:
-        """One chunk of any BF16 tensor that has weights."""
-        return 2 * bf16_store.CHUNK_WEIGHTS if entry.dtype == "BF16" and entry.end > entry.begin else 0
+    def targets(self, entries: Sequence[Entry]) -> tuple[list[Target], dict[str, list[str]]]:
+        """BF16 tensors of any shape, and block scales of 4-bit weights."""
+        scales, left = find_scales(entries)
+        found = [*scales, *(entry for entry in entries if entry.dtype == "BF16")]
+        return [_Chunks(entry) for entry in found if entry.begin < entry.end], left
 
-    def count(self, data: U8) -> I64 | None:
+
+class _Chunks:
+    """A tensor in chunks; its unit is one of them."""
+
+    others = ()
+
+    def __init__(self, entry: Entry) -> None:
+        self.parts = (entry,)
+        self.units = (2 * bf16_store.CHUNK_WEIGHTS if entry.dtype == "BF16" else CHUNK,)
+
+    def count(self, entry: Entry, data: U8) -> None:
         """Nothing: chunks are coded one by one."""
-        return None
 
-    def encoder(self, entry: Entry, counts: Any) -> Encoder:
-        """See `Profile.encoder`."""
-        return _ChunkEncoder(entry)
+    def encoder(self, counts: Mapping[str, Any]) -> Encoder:
+        """See `Target.encoder`."""
+        return _ChunkEncoder(self.parts[0])
 
 
 class _ChunkEncoder:
     def __init__(self, entry: Entry) -> None:
-        self._stream = bf16_store.StreamEncoder(entry.shape)
+        self._stream: bf16_store.StreamEncoder | byte_store.StreamEncoder
+        if entry.dtype == "BF16":
+            self._stream, self._words = bf16_store.StreamEncoder(entry.shape), "<u2"
+        else:
+            self._stream, self._words = byte_store.StreamEncoder(entry.shape, entry.dtype), "u1"
         self.head_bytes = self._stream.head_bytes
 
-    def encode(self, data: U8) -> tuple[U8, U32]:
-        return self._stream.encode(data.view("<u2"))
+    def encode(self, data: Sequence[U8]) -> tuple[U8, U32]:
+        return self._stream.encode(data[0].view(self._words))
 
     def append(self, body: U8, extra: U32) -> None:
         self._stream.append(extra)

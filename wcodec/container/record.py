@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -17,11 +17,27 @@ from wcodec.errors import MalformedError, UnsupportedError
 
 RECORD_NAME = "__wcodec__.header"
 MAGIC = b"WCSOURCE"
-VERSION = 1
+VERSIONS = (1, 2)  # the second says which tensors share a blob; a record without such is of the first
 #: A header may have 100 MB; the digests and trailing bytes that come with it must fit as well.
 MAX_PAYLOAD_BYTES = 512 << 20
 _PREFIX = struct.Struct("<8sHHIQQ")  # magic, version, zero, JSON bytes, payload bytes, xxh3-64 of the frame
 _LEVEL = 9  # zstandard: headers are small, and higher levels gain nothing on them
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor that lies in the blob of another.
+
+    Attributes
+    ----------
+    scale : str
+        Name of the tensor whose bytes follow those of the one that the blob is named after.
+    digests : tuple of two bytes
+        xxh3-128 of either tensor, the one that the blob is named after first.
+    """
+
+    scale: str
+    digests: tuple[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,8 @@ class SourceRecord:
         xxh3-128 of the source file.
     raw : dict of str to bytes
         xxh3-128 of each tensor that is stored unchanged.
+    pairs : dict of str to Pair
+        Tensors that share a blob, by the name of the blob.
     """
 
     tool: str
@@ -50,12 +68,18 @@ class SourceRecord:
     nbytes: int
     digest: bytes
     raw: dict[str, bytes]
+    pairs: dict[str, Pair] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """The first version that can say this."""
+        return VERSIONS[bool(self.pairs)]
 
     def pack(self) -> bytes:
         """Serialise; the same record gives the same bytes with the same zstandard."""
         import zstandard
 
-        facts = {
+        facts: dict[str, Any] = {
             "tool": self.tool,
             "source": {
                 "bytes": self.nbytes,
@@ -65,6 +89,11 @@ class SourceRecord:
             },
             "raw": {name: digest.hex() for name, digest in self.raw.items()},
         }
+        if self.pairs:
+            facts["pairs"] = {
+                name: {"scale": pair.scale, "xxh3_128": [digest.hex() for digest in pair.digests]}
+                for name, pair in self.pairs.items()
+            }
         text = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()
         payload = text + self.header + self.trailing
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -74,7 +103,7 @@ class SourceRecord:
             )
         frame = zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
         checksum = xxhash.xxh3_64_intdigest(frame)
-        return _PREFIX.pack(MAGIC, VERSION, 0, len(text), len(payload), checksum) + frame
+        return _PREFIX.pack(MAGIC, self.version, 0, len(text), len(payload), checksum) + frame
 
     @classmethod
     def parse(cls, data: Any, *, file: str | os.PathLike[str] | None = None) -> SourceRecord:
@@ -91,9 +120,9 @@ class SourceRecord:
         if len(data) < _PREFIX.size or data[: len(MAGIC)] != MAGIC:
             raise _malformed("the record does not start with WCSOURCE", file)
         _, version, zero, text_bytes, payload_bytes, checksum = _PREFIX.unpack_from(data)
-        if version != VERSION:
+        if version not in VERSIONS:
             raise UnsupportedError(
-                f"the record has version {version}, this wcodec reads {VERSION}",
+                f"the record has version {version}, this wcodec reads {VERSIONS[0]} to {VERSIONS[-1]}",
                 file=file,
                 tensor=RECORD_NAME,
                 mend="upgrade wcodec",
@@ -113,6 +142,7 @@ class SourceRecord:
                 nbytes=_count(source["bytes"]),
                 digest=parse_digest(source["xxh3_128"]),
                 raw={str(name): parse_digest(text) for name, text in facts["raw"].items()},
+                pairs={name: _pair(found) for name, found in facts["pairs"].items()} if version > 1 else {},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _malformed(f"the record is not what it should be ({error})", file) from None
@@ -140,6 +170,11 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
+
+
+def _pair(found: dict[str, Any]) -> Pair:
+    one, two = found["xxh3_128"]
+    return Pair(str(found["scale"]), (parse_digest(one), parse_digest(two)))
 
 
 def parse_digest(text: str) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -29,6 +30,8 @@ class Result:
         Wall-clock time.
     notes : tuple of str
         Things worth knowing that are no errors.
+    left : mapping of str to sequence of str
+        Names of tensors that one may miss among the packed, by why they stay as they are.
     """
 
     source: Path
@@ -42,6 +45,7 @@ class Result:
     digest: bytes | None
     seconds: float
     notes: tuple[str, ...] = ()
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:

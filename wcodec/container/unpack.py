@@ -179,6 +179,12 @@ def compare(
                     yield _mismatch(
                         "the decoded bytes have another digest than the original had", packed, part
                     )
+                elif part.packed is not None and part.within is None:
+                    for rest in packed.read_after(part):
+                        hasher.update(rest.data)
+                    if hasher.digest() != part.packed.digest:
+                        differs = True
+                        yield _mismatch("its blob names another digest than the original had", packed, part)
                 hasher.reset()
     if whole.digest() != packed.record.digest and not differs:
         yield _mismatch("the rebuilt file has another digest than the original had", packed, None)

@@ -45,6 +45,11 @@ class Entry(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.begin
+
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
