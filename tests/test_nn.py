@@ -14,7 +14,8 @@ from wcodec.errors import UnsupportedError, WCodecError
 
 torch = pytest.importorskip("torch")
 
-from wcodec.nn import PackedLinear, compress_  # noqa: E402  (it needs torch)
+from wcodec.integrations.swapping import unpack_  # noqa: E402  (these need torch)
+from wcodec.nn import PackedLinear, compress_  # noqa: E402
 from wcodec.state import weight_of  # noqa: E402
 
 nn = torch.nn
@@ -265,11 +266,39 @@ def test_compress_swaps_what_it_can_and_reports_the_rest() -> None:
 
 def test_compress_leaves_what_it_is_told_to() -> None:
     model = Model()
-    report = {entry.name: entry.reason for entry in compress_(model, skip=["d*", "head"])}
-    assert report["down"] == "skipped by name"
+    report = {entry.name: entry.reason for entry in compress_(model, skip=["d*", "head", "u", "UP"])}
+    assert report["down"] == report["head"] == "skipped by name"
     assert type(model.down) is nn.Linear
-    model.up.forward = lambda x: x
-    assert type(model.tiny) is nn.Linear
+    assert report["up"] is None
+
+
+def test_hooks_stay_what_they_were() -> None:
+    model = nn.Sequential(linear(128, 128))
+    seen: list[str] = []
+    keep = [
+        model[0].register_forward_pre_hook(lambda *_: seen.append("pre")),
+        model[0].register_forward_pre_hook(lambda *_, **__: seen.append("pre kwargs"), with_kwargs=True),
+        model[0].register_forward_hook(lambda m, args, kwargs, out: seen.append("forward"), with_kwargs=True),
+        model[0].register_forward_hook(lambda *_: seen.append("always"), always_call=True),
+        model[0].register_full_backward_pre_hook(lambda *_: seen.append("backward pre")),
+        model[0].register_full_backward_hook(lambda *_: seen.append("backward")),
+    ]
+    called = ["pre", "pre kwargs", "forward", "always", "backward pre", "backward"]
+
+    def step() -> list[str]:
+        seen.clear()
+        model(torch.randn(2, 128).bfloat16().requires_grad_()).sum().backward()
+        return list(seen)
+
+    assert step() == called
+    compress_(model)
+    assert isinstance(model[0], PackedLinear)
+    assert step() == called
+    unpack_(model)
+    assert step() == called
+    for handle in keep:
+        handle.remove()
+    assert step() == []
 
 
 def test_compress_leaves_layers_whose_forward_was_replaced() -> None:

@@ -17,6 +17,18 @@ from wcodec.state import KEEP, MAX_TOKENS, PackedWeight, starts_aligned, wrap_bl
 from wcodec.weight_info import UNPACK, WeightInfo
 from wcodec.workspace import Workspaces
 
+# What a module keeps about the hooks around forward and backward; those of state dicts are its own.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
 
 class PackedLinear(torch.nn.Module):
     """``nn.Linear`` with a packed weight: ``y = x · Wᵀ + bias`` from the weight's exact bits.
@@ -341,9 +353,9 @@ def _reason_to_leave(
 
 
 def replace_layer(model: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Put `new` wherever `old` hangs in the model, with its hooks."""
-    for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-        getattr(new, hooks).update(getattr(old, hooks))
+    """Put `new` wherever `old` hangs in the model, with its hooks and how they are to be called."""
+    for hooks in _HOOKS:  # the very dicts: handles that remove a hook know them
+        setattr(new, hooks, getattr(old, hooks))
     for parent in model.modules():
         for key, child in parent._modules.items():
             if child is old:
