@@ -2,7 +2,7 @@
 
 The weights of rows g and g + 8 of a quarter lie in 16 consecutive step words of a brick, in the order of
 their columns: word i holds the i-th four nibbles (a u16) of either row. So nibbles move by shifts of whole
-words, which the compiler makes vectors of as long as innermost loops run over slices and store to one.
+words, which the compiler makes vectors of where innermost loops have constant ends and store to one array.
 """
 
 # mypy: ignore-errors
@@ -127,19 +127,23 @@ def encode_nibbles(weight: Any, scale: Any, bricks: Any) -> None:
     for index in range(bricks.shape[0]):
         first_row, first_block = TILE * (index // tile_columns), 4 * (index % tile_columns)
         here = min(4, blocks - first_block)
+        if here < 4 or first_row + TILE > rows:  # all of other bricks is written
+            for i in range(all_words.shape[1]):
+                all_words[index, i] = 0
         for group in range(_GROUPS):
             row = first_row + 16 * (group >> 3) + (group & 7)
             if row >= rows:
                 continue
-            words = all_words[index, _WORDS * group : _WORDS * group + 4 * here]
-            upper = nibbles[row, 4 * first_block : 4 * (first_block + here)]
-            if row + 8 < rows:
-                lower = nibbles[row + 8, 4 * first_block : 4 * (first_block + here)]
-                for i in range(words.size):
-                    words[i] = _place_upper(upper[i]) | _place_lower(lower[i])
-            else:
-                for i in range(words.size):
-                    words[i] = _place_upper(upper[i])
+            first, at = _WORDS * group, 4 * first_block
+            if here == 4 and row + 8 < rows:
+                for i in range(_WORDS):
+                    upper, lower = nibbles[row, at + i], nibbles[row + 8, at + i]
+                    all_words[index, first + i] = _place_upper(upper) | _place_lower(lower)
+                continue
+            for i in range(4 * here):
+                all_words[index, first + i] = _place_upper(nibbles[row, at + i])
+                if row + 8 < rows:
+                    all_words[index, first + i] |= _place_lower(nibbles[row + 8, at + i])
 
 
 @compiled(inline="always")
@@ -238,12 +242,18 @@ def encode_tiles(weight: Any, scale: Any, base: int, first_brick: int, bricks: A
         First value of the window, −1 for raw scales.
     first_brick : int
         Index of the first brick in the matrix.
-    bricks : uint8 array, shape (bricks, bytes per brick), zeroed
+    bricks : uint8 array, shape (bricks, bytes per brick)
+        Written completely.
     patches : uint32 array, shape (patches, 2)
         Large enough for all scales outside the window.
     """
-    encode_nibbles(weight, scale, bricks)
-    return encode_scales(scale, base, first_brick, bricks, patches)
+    rows, tile_columns, used = scale.shape[0], (scale.shape[1] + 3) // 4, 0
+    for first in range(0, rows, TILE):  # one row tile at a time stays in the cache
+        last, at = min(first + TILE, rows), first // TILE * tile_columns
+        here = bricks[at : at + tile_columns]
+        encode_nibbles(weight[first:last], scale[first:last], here)
+        used += encode_scales(scale[first:last], base, first_brick + at, here, patches[used:])
+    return used
 
 
 @compiled()
@@ -320,14 +330,19 @@ def decode_nibbles(bricks: Any, scale: Any, weight: Any) -> None:
             row = first_row + 16 * (group >> 3) + (group & 7)
             if row >= rows:
                 continue
-            words = all_words[index, _WORDS * group : _WORDS * group + 4 * here]
-            upper = nibbles[row, 4 * first_block : 4 * (first_block + here)]
-            for i in range(words.size):
-                upper[i] = _take_upper(words[i])
-            if row + 8 < rows:
-                lower = nibbles[row + 8, 4 * first_block : 4 * (first_block + here)]
-                for i in range(words.size):
+            first, at = _WORDS * group, 4 * first_block
+            if here == 4 and row + 8 < rows:
+                words = all_words[index, first : first + _WORDS]
+                upper, lower = nibbles[row, at : at + _WORDS], nibbles[row + 8, at : at + _WORDS]
+                for i in range(_WORDS):
+                    upper[i] = _take_upper(words[i])
+                for i in range(_WORDS):
                     lower[i] = _take_lower(words[i])
+                continue
+            for i in range(4 * here):
+                nibbles[row, at + i] = _take_upper(all_words[index, first + i])
+                if row + 8 < rows:
+                    nibbles[row + 8, at + i] = _take_lower(all_words[index, first + i])
     for row in range(rows):
         tops = np.uint8(0)
         for block in range(blocks):
@@ -342,8 +357,16 @@ def decode_nibbles(bricks: Any, scale: Any, weight: Any) -> None:
 
 @compiled()
 def decode_tiles(bricks: Any, base: int, first_brick: int, patches: Any, weight: Any, scale: Any) -> int:
-    """Decode whole row tiles: `decode_scales`, then `decode_nibbles`."""
-    bad = decode_scales(bricks, base, first_brick, patches, scale)
-    if bad < 0:
-        decode_nibbles(bricks, scale, weight)
-    return bad
+    """Decode whole row tiles; parameters and result as for `decode_scales`."""
+    rows, tile_columns, used = scale.shape[0], (scale.shape[1] + 3) // 4, 0
+    for first in range(0, rows, TILE):  # one row tile at a time stays in the cache
+        last, at = min(first + TILE, rows), first // TILE * tile_columns
+        here, end = bricks[at : at + tile_columns], used
+        while end < patches.shape[0] and patches[end, 0] < 256 * (first_brick + at + tile_columns):
+            end += 1
+        bad = decode_scales(here, base, first_brick + at, patches[used:end], scale[first:last])
+        if bad >= 0:
+            return used + bad
+        decode_nibbles(here, scale[first:last], weight[first:last])
+        used = end
+    return -1 if used == patches.shape[0] else used

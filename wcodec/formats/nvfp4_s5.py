@@ -229,7 +229,7 @@ class Nvfp4S5(Format):
         MalformedError
             If a patch is malformed. Consecutive calls for all row tiles look at every patch.
         """
-        from wcodec.formats._nvfp4_s5_jit import decode_nibbles, decode_scales
+        from wcodec.formats._nvfp4_s5_jit import decode_scales, decode_tiles
 
         rows, cols = packed.matrix
         tile_columns = -(-cols // TILE)
@@ -238,11 +238,10 @@ class Nvfp4S5(Format):
         low = bisect_left(places, 256 * begin) if first else 0
         high = bisect_left(places, 256 * end) if last * TILE < rows else len(places)
         base = int(packed.table[1]) if packed.table[0] else -1
-        bad = decode_scales(bricks[begin:end], base, begin, patches[low:high], scale)
+        mine = bricks[begin:end], base, begin, patches[low:high]
+        bad = decode_scales(*mine, scale) if weight is None else decode_tiles(*mine, weight, scale)
         if bad >= 0:
             raise MalformedError(f"patch {low + bad} is malformed")
-        if weight is not None:
-            decode_nibbles(bricks[begin:end], scale, weight)
 
     def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
         """See `Format.decode_range`: of the weight's bytes followed by the scales'."""
@@ -343,7 +342,7 @@ class StreamEncoder:
 
         base = self.plan.base
         count = -(-weight.shape[0] // TILE) * -(-self.plan.matrix[1] // TILE)
-        bricks = np.zeros((count, BRICK_BYTES[base is not None]), dtype=np.uint8)
+        bricks = np.empty((count, BRICK_BYTES[base is not None]), dtype=np.uint8)
         patches = np.empty((min(self.plan.exceptions, scale.size), 2), dtype=np.uint32)
         used = encode_tiles(weight, scale, -1 if base is None else base, 0, bricks, patches)
         return bricks.reshape(-1), patches[:used].copy()
