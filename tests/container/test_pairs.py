@@ -526,3 +526,16 @@ def test_a_directory_is_restored_file_by_file(tmp_path: Path) -> None:
     pack_directory(source, tmp_path / "stored", profile="storage")
     pack_directory(tmp_path / "stored", tmp_path / "converted")
     assert contents(tmp_path / "converted") == contents(tmp_path / "packed")
+
+
+def test_other_tools_read_it_and_save_it_again(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = write(tmp_path / "a", {**modelopt(), "n": gaussian((64, 64))})
+    pack_file(source, tmp_path / "p")
+    tensors = load_file(tmp_path / "p")
+    assert tensors["q.weight"].dim() == 1
+    assert tensors["q.weight_scale"].shape == (0,)
+    save_file(dict(reversed(tensors.items())), tmp_path / "again")
+    unpack_file(tmp_path / "again", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == source.read_bytes()

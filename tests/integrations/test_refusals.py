@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,21 @@ def test_the_reason_of_a_failed_load_is_a_line_of_its_own(
     assert len(ours) == 1
     assert ours[0].startswith("wcodec: tensor 'lm_head.weight': ")
     assert "\n" not in ours[0]
+
+
+def test_nvfp4_weights_are_named(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A packed NVFP4 weight where a BF16 one belongs: one line says what it is."""
+    source = tmp_path / "source"
+    shutil.copytree(llama, source)
+    tensors = load_file(source / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    rows, columns = 256, 128
+    del tensors[name]
+    tensors[name] = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+    tensors[f"{name}_scale"] = torch.full((rows, columns // 16), 1.0).to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale_2"] = torch.ones(())
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    pack_directory(source, tmp_path / "packed")
+    with pytest.raises(RuntimeError):
+        load(tmp_path / "packed")
+    assert f"tensor '{name}': holds NVFP4 weights" in caplog.text

@@ -16,7 +16,7 @@ from wcodec.container.record import RECORD_NAME
 from wcodec.dtypes import DTYPES, numel
 from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats import by_code
-from wcodec.packed import ALIGNMENT_BYTES, TAIL_BYTES, Footer
+from wcodec.packed import ALIGNMENT_BYTES, TAIL_BYTES, Footer, PackedTensor
 from wcodec.readers import TensorInfo, open_source
 from wcodec.readers.remote import is_address
 
@@ -171,10 +171,13 @@ def _facts(tensor: TensorInfo) -> TensorFacts:
     name, file, nbytes = tensor.name, tensor.file.name, tensor.nbytes
     if tensor.dtype == "U8" and len(tensor.shape) == 1 and nbytes and nbytes % ALIGNMENT_BYTES == 0:
         with contextlib.suppress(MalformedError, UnsupportedError):
-            footer = Footer.parse(tensor.read_range(max(nbytes - TAIL_BYTES, 0), nbytes))
-            form = by_code(footer.format_code, footer.version).id
-            original = numel(footer.shape) * DTYPES[footer.dtype].bits // 8
-            return TensorFacts(name, file, form, footer.dtype, footer.shape, original, nbytes, footer.digest)
+            tail = tensor.read_range(max(nbytes - TAIL_BYTES, 0), nbytes)
+            footer = Footer.parse(tail)
+            form = by_code(footer.format_code, footer.version)
+            original = form.content_bytes(PackedTensor(tail, footer))
+            return TensorFacts(
+                name, file, form.id, footer.dtype, footer.shape, original, nbytes, footer.digest
+            )
     return TensorFacts(name, file, "raw", tensor.dtype, tensor.shape, nbytes, nbytes, None)
 
 

@@ -12,6 +12,7 @@ from transformers.utils import logging
 from wcodec import preparation
 from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.formats.bf16_w12 import Bf16W12
+from wcodec.formats.nvfp4_s5 import Nvfp4S5
 from wcodec.formats.raw import Raw
 from wcodec.integrations.swapping import may_shrink, put_packed
 from wcodec.packed import TAIL_BYTES, Footer, PackedTensor
@@ -135,6 +136,12 @@ def _open(blob: torch.Tensor, name: str, **settings: Any) -> PackedWeight | torc
     if _format_code(blob) in (Raw.code, Bf16W12.code):
         return wrap_blob(blob, tensor=name, **settings)
     packed = PackedTensor.from_blob(blob.cpu().numpy(), tensor=name)
+    if packed.format == Nvfp4S5.id:
+        raise UnsupportedError(
+            "holds NVFP4 weights, which transformers loads from the original only",
+            tensor=name,
+            mend="`wcodec unpack` gives the original",
+        )
     bits = packed.decode()
     if packed.dtype != "BF16" or not packed.check(bits):
         raise MalformedError("does not decode to what was packed", tensor=name, mend="copy the file again")
