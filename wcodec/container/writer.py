@@ -335,7 +335,7 @@ class _Packing:
         for entry in self.header.entries:
             unit = self._waiting[entry.name][1] if entry.name in self._waiting else 0
             yield from _cut(entry, self.header.data_start, unit)
-        start, stop = self.header.trailing
+        start, stop = self.header.data_end, self.header.file_size
         for at in range(start, stop, CHUNK_BYTES):
             yield _Span(None, at, min(at + CHUNK_BYTES, stop))
 
