@@ -1,11 +1,12 @@
 """The host codec beside the lossless codecs people use today, on this machine.
 
-Every figure is GB/s of the original BF16 bytes and the median of several runs; codecs take turns, so that a
+Every figure is GB/s of the original bytes and the median of several runs; codecs take turns, so that a
 slow moment of the machine hits all of them. Two threads share the list of tensors. Every result is compared
 with the original, bit for bit, before it counts.
 
     python bench/host.py                 # MiniLM's weights cast to BF16 (the demo's file), 1 and 2 threads
     python bench/host.py --gaussian      # N(0, 0.02) instead
+    python bench/host.py --nvfp4         # NVFP4: random codes, block scales of N(0, 0.02)
     python bench/host.py --json FILE
 """
 
@@ -30,11 +31,15 @@ from rich.table import Table
 
 from wcodec.bits import bf16_from_f32, digest
 from wcodec.codec import encode
+from wcodec.formats.byte_store import ByteStore
+from wcodec.formats.nvfp4_s5 import BLOCK, encode_pair
+
+NVFP4_SHAPE = (4096, 4096)
 
 
 @dataclass
 class Codec:
-    """A codec as two functions: original uint16 bits to something, and that into a prepared uint16 array."""
+    """A codec as two functions: original bits to something, and that into a prepared array."""
 
     name: str
     compress: Callable[[np.ndarray], Any]
@@ -58,15 +63,14 @@ def wcodec_run() -> Codec:
     return Codec("wcodec bf16-w12", encode, decompress, lambda packed: packed.nbytes)
 
 
-def wcodec_checked() -> Codec:
+def checked(codec: Codec) -> Codec:
     """The same with the digest of the decoded weights checked, as `wcodec unpack` does."""
-    codec = wcodec_run()
 
     def decompress(packed: Any, out: np.ndarray) -> None:
         codec.decompress(packed, out)
         assert digest(out) == packed.digest
 
-    return Codec("wcodec bf16-w12 + digest", codec.compress, decompress, codec.size)
+    return Codec(f"{codec.name} + digest", codec.compress, decompress, codec.size)
 
 
 def wcodec_storage() -> Codec:
@@ -76,6 +80,44 @@ def wcodec_storage() -> Codec:
         return encode(bits, format="bf16-store")
 
     return Codec("wcodec bf16-store", compress, wcodec_run().decompress, lambda packed: packed.nbytes)
+
+
+def nvfp4() -> list[np.ndarray]:
+    """The bytes of an NVFP4 weight and of its block scales, one after the other."""
+    rng = np.random.default_rng(0)
+    rows, columns = NVFP4_SHAPE
+    tensors = []
+    for _ in range(4):
+        largest = np.abs(rng.normal(0, 0.02, (rows, columns // BLOCK, BLOCK)).astype(np.float32)).max(axis=2)
+        bits = (largest / largest.max() * np.float32(448)).view(np.uint32) - ((127 - 7) << 23)
+        scales = (bits + 0x7FFFF + (bits >> 20 & 1)) >> 20  # E4M3, rounded to nearest even: all are normal
+        codes = rng.integers(0, 256, rows * columns // 2, dtype=np.uint8)
+        tensors.append(np.concatenate([codes, scales.astype(np.uint8).reshape(-1)]))
+    return tensors
+
+
+def nvfp4_run() -> Codec:
+    rows, columns = NVFP4_SHAPE
+
+    def compress(both: np.ndarray) -> Any:
+        codes, scales = np.split(both, [rows * columns // 2])
+        return encode_pair(codes.reshape(rows, -1), scales.reshape(rows, -1))
+
+    return Codec("wcodec nvfp4-s5", compress, wcodec_run().decompress, lambda packed: packed.nbytes)
+
+
+def nvfp4_storage() -> Codec:
+    """The storage profile: scales entropy-coded, codes as they are."""
+    codes = NVFP4_SHAPE[0] * NVFP4_SHAPE[1] // 2
+
+    def compress(both: np.ndarray) -> Any:
+        return both[:codes].copy(), ByteStore().encode(both[codes:], (both.size - codes,), dtype="F8_E4M3")
+
+    def decompress(packed: Any, out: np.ndarray) -> None:
+        out[:codes] = packed[0]
+        packed[1].decode(out[codes:])
+
+    return Codec("wcodec byte-store", compress, decompress, lambda packed: codes + packed[1].nbytes)
 
 
 def zipnn_codec() -> Codec:
@@ -129,7 +171,7 @@ def memcpy() -> Codec:
 
 def run(codec: Codec, tensors: list[np.ndarray], threads: int) -> tuple[float, float, int]:
     """Seconds to compress and to decompress all tensors, and the compressed bytes; checks the bits."""
-    outs = [np.full_like(bits, 0xDEAD) for bits in tensors]
+    outs = [np.full_like(bits, 0xDE) for bits in tensors]
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(time.sleep, [0.001] * threads))  # start the threads before the clock
         start = time.perf_counter()
@@ -145,21 +187,27 @@ def run(codec: Codec, tensors: list[np.ndarray], threads: int) -> tuple[float, f
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--gaussian", is_flag=True, help="N(0, 0.02) weights, 64 M of them, instead of MiniLM's.")
+@click.option("--nvfp4", "is_nvfp4", is_flag=True, help="NVFP4 weights with their block scales instead.")
 @click.option("--runs", default=9, show_default=True, help="Runs of each codec; the median counts.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the table here."
 )
-def main(gaussian: bool, runs: int, json_path: Path | None) -> None:
+def main(gaussian: bool, is_nvfp4: bool, runs: int, json_path: Path | None) -> None:
     """Time the host codec beside ZipNN, OpenZL, zstandard and memcpy."""
     rng = np.random.default_rng(0)
-    if gaussian:
+    if is_nvfp4:
+        tensors = nvfp4()
+    elif gaussian:
         tensors = [bf16_from_f32(rng.normal(0, 0.02, (4096, 4096)).astype(np.float32)) for _ in range(4)]
     else:
         tensors = minilm()
     tensors.sort(key=lambda bits: -bits.size)  # largest first: two threads then end together
     total = sum(bits.nbytes for bits in tensors)
-    ours = [wcodec_run(), wcodec_checked(), wcodec_storage()]
-    codecs = [*ours, zipnn_codec(), openzl_codec(), zstandard_codec(), memcpy()]
+    if is_nvfp4:
+        codecs = [nvfp4_run(), checked(nvfp4_run()), nvfp4_storage(), zstandard_codec(), memcpy()]
+    else:
+        ours = [wcodec_run(), checked(wcodec_run()), wcodec_storage()]
+        codecs = [*ours, zipnn_codec(), openzl_codec(), zstandard_codec(), memcpy()]
     seconds: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
     for _ in range(runs + 1):
         for codec in codecs:
@@ -178,7 +226,7 @@ def main(gaussian: bool, runs: int, json_path: Path | None) -> None:
                 "decompress_gb_s": total / 1e9 / statistics.median(r[1] for r in timed),
             }
         )
-    source = "N(0, 0.02)" if gaussian else "MiniLM, BF16 cast"
+    source = "NVFP4 of N(0, 0.02)" if is_nvfp4 else "N(0, 0.02)" if gaussian else "MiniLM, BF16 cast"
     table = Table(
         title=f"Host codecs on {source}: {total / 1e6:.0f} MB in {len(tensors)} tensors, median of {runs}"
     )
