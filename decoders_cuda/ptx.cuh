@@ -139,11 +139,6 @@ WC_DEVICE void copy_async_cached(u32 smem, const void* global, bool valid = true
                  : "memory");
 }
 
-// A float into the shared memory of another CTA of the cluster (sm_90 and newer).
-WC_DEVICE void store_cluster(u32 remote, float v) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
-}
-
 // Named barrier `id` (1 … 15) for kThreads threads of the CTA.
 template <u32 kThreads>
 WC_DEVICE void barrier_sync(u32 id) {

@@ -12,9 +12,10 @@
 //   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
 //
 // WC_SPLIT above 1 (sm_90 and newer): a cluster of that many CTAs shares the rows and splits K; each sums its own
-//   groups, hands every other CTA the sums of that CTA's outputs, and finishes its own. Less x per SM.
+//   groups, hands every CTA the sums of that CTA's outputs, and finishes its own when all of them are there. Less x
+//   per SM.
 //
-// Other macros: WC_TOKENS (1, 8, 16, 24 or 32: tokens at most), WC_MIN_CTAS (per SM, bounds the registers), WC_DECODER
+// Other macros: WC_TOKENS (1, 8, 16 or 32: tokens at most), WC_MIN_CTAS (per SM, bounds the registers), WC_DECODER
 // (0 bf16-w12, 1 uncompressed bricks), WC_OUT_F32 (1: out is FP32), WC_DUMP (1, for tests: instead of the product, out
 // gets the decoded A operands in the order of uncompressed bricks).
 // Launch: grid = ceil(rows / rows per CTA) × WC_SPLIT in clusters of WC_SPLIT, block = 32 × WC_K_WARPS × WC_ROW_WARPS,
@@ -22,7 +23,7 @@
 // x: rows of ldx elements, ldx a multiple of 8, 16-byte aligned; up to the next multiple of 8, zeros follow `cols`.
 #include "sm80_gemv_parts.cuh"
 #if WC_SPLIT > 1
-#include "ptx_sm90.cuh"  // cluster barriers
+#include "ptx_sm90.cuh"  // clusters
 #endif
 
 using namespace wc;
@@ -50,6 +51,9 @@ constexpr u32 kThreads = 32 * kWarps;
 constexpr u32 kRows = kRowWarps * kQuarters * gemv::kQuarterRows;
 constexpr u32 kTokenTiles = (kTokens + 7) / 8;
 constexpr u32 kPlanes = Decoder::kPlanes;
+// Quarters that a warp decodes before it multiplies: two share what ldmatrix reads of x. A ring in registers leaves no
+// registers for that.
+constexpr u32 kTogether = kRegisterRing ? 1 : kQuarters < 2 ? kQuarters : 2;
 constexpr u32 kQuarterBytes = kPlanes * gemv::kPlaneBytes;
 constexpr u32 kPatchOffset = gemv::kTile / gemv::kQuarterRows * kQuarterBytes;
 
@@ -60,6 +64,7 @@ constexpr u32 kXSlots = kRegisterRing ? 2 * kStages : kStages;
 constexpr u32 kXSlotBytes = kTokens * 128;
 constexpr u32 kXRowsPerCopy = 4 * kXWarps;
 constexpr u32 kXCopies = (kTokens + kXRowsPerCopy - 1) / kXRowsPerCopy;
+constexpr u32 kXPointers = kRegisterRing ? 1 : kXCopies;  // kept, beside the first
 
 constexpr u32 kWeightSlotBytes = kRegisterRing ? 0 : kQuarters * (kQuarterBytes + Decoder::kPatchBytes);
 constexpr u32 kWeightsOffset = kXOwners * kXSlots * kXSlotBytes;
@@ -76,11 +81,13 @@ constexpr u32 kSumFloats = kQuarters * kTokens * kSumStride;
 constexpr u32 kSumOffset = kRegisterRing ? 0 : kWeightsOffset;
 constexpr u32 kSumPitch = (kRegisterRing ? kXSlots * kXSlotBytes : kStages * kWeightSlotBytes) / 4;
 
-constexpr u32 kOutputs = kRows * kTokens;
+constexpr u32 kFours = kRows * kTokens / 4;  // outputs: four rows of a token at a time
 #if WC_SPLIT > 1
-// Sums that other CTAs of the cluster hand to this one: [CTA][output]. Nothing overlays them.
-constexpr u32 kShare = (kOutputs + kSplit - 1) / kSplit;
+// Sums that the CTAs of the cluster hand to this one, [CTA][four outputs], and the barrier that counts their bytes.
+// Nothing overlays them.
+constexpr u32 kShare = (kFours + kSplit - 1) / kSplit;
 constexpr u32 kExchangeOffset = kWeightsOffset + kWarps * kWarpBytes;
+constexpr u32 kBarrierOffset = kExchangeOffset + kSplit * kShare * 16;
 #endif
 
 static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
@@ -107,150 +114,172 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
               const u16* __restrict__ x, u32 ldx, const u16* __restrict__ bias, Out* __restrict__ out, u32 ldo,
               u32 rows, u32 cols, u32 tokens, u32 overflow_sectors) {
     WC_SHARED_MEMORY(smem);
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Taken from one lane, the compiler knows that it is the same in all of them.
+    const u32 warp = kRegisterRing ? threadIdx.x / 32 : __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const u32 tile = blockIdx.x / kSplit, rank = blockIdx.x % kSplit;
     const u32 own_group = warp / kRowWarps, row_warp = warp % kRowWarps;
     const u32 group = rank * kKWarps + own_group;
     const u32 chunks = ceil_div(cols, gemv::kTile);
     const u32 shared = smem_address(smem);
     const Decoder decoder = {{table_lo, table_hi}, overflow};
-    w12::prefetch_overflow(overflow, overflow_sectors, threadIdx.x * gridDim.x + blockIdx.x);
 
     // Weights: this warp's quarters of every kGroups-th brick of its row tile.
     u32 quarter = (tile * kRowWarps + row_warp) * kQuarters;
     if constexpr (kRows > gemv::kTile) quarter = min(quarter, ceil_div(rows, gemv::kTile) * 4 - kQuarters);
-    const u8* const brick = bricks + static_cast<u64>(quarter / 4 * chunks + group) * Decoder::kBrickBytes;
+    const u8* const brick = bricks + static_cast<u64>(quarter / 4 * chunks) * Decoder::kBrickBytes;
     const u8* plane_load = brick + quarter % 4 * kQuarterBytes + lane * 16;
     // A ring in registers keeps one word of the patch word per lane; one in shared memory gets it from one lane.
     const u8* patch_load = brick + kPatchOffset + quarter % 4 * Decoder::kPatchBytes +
                            (kRegisterRing ? lane % 4 * 4 : lane * 16);
-    const u32 weight_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + lane * 16;
-    const u32 patch_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + kQuarters * kQuarterBytes +
-                            lane % 4 * 4;
+    u32 weight_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + lane * 16;
+    u32 patch_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + kQuarters * kQuarterBytes +
+                      lane % 4 * 4;
 
     // x: 16-byte units of 8 columns, swizzled within a token's 128 bytes so that ldmatrix meets no bank conflict.
     const u32 x_slots = shared + (kRegisterRing ? warp : own_group) * kXSlots * kXSlotBytes;
     const u32 x_thread = kXWarps == 1 ? lane : row_warp * 32 + lane;
     const u32 x_token = x_thread / 8, x_unit = x_thread % 8;
     u32 x_store = x_slots + x_token * 128 + (x_unit ^ x_token % 8) * 16;
-    const u16* x_load = x + static_cast<u64>(x_token) * ldx + group * gemv::kTile + x_unit * 8;
+    const u16* x_loads[kXPointers];
+    WC_UNROLL
+    for (u32 i = 0; i < kXPointers; ++i) {
+        x_loads[i] = x + static_cast<u64>(x_token + i * kXRowsPerCopy) * ldx + x_unit * 8;
+        keep(x_loads[i]);
+    }
     const u32 matrix_row = kTokens == 1 ? 0 : lane % 8;
     u32 x_matrix = x_slots + matrix_row * 128 + (lane / 8 ^ matrix_row) * 16;
 
     keep(plane_load);
     keep(patch_load);
-    keep(x_load);
+    keep(weight_slots);
+    keep(patch_slots);
     keep(x_store);
     keep(x_matrix);
 
     u32x4 planes[kRegisterRing ? kStages : 1][kQuarters][kPlanes];
     u32 patches[kRegisterRing ? kStages : 1][kQuarters];
 
-    u32 base = group;  // the pointers, and `ahead` in chunks of this warp, count from chunk `base`
+    u32 ahead = group;  // the chunk to ask for next
 
-    const auto fill_x = [&](u32 slot, u32 ahead) {
-        const bool valid = (base + ahead * kGroups) * gemv::kTile + x_unit * 8 < cols;
+    const auto fill_x = [&](u32 slot, u32 chunk) {
+        const bool valid = chunk * gemv::kTile + x_unit * 8 < cols;
         WC_UNROLL
         for (u32 i = 0; i < kXCopies; ++i) {
             // Four tokens further the swizzle flips bit 2 of the unit.
             const u32 flip = kXRowsPerCopy % 8 == 0 ? 0 : i % 2 * 64;
-            if (x_token + i * kXRowsPerCopy < (kTokens == 1 ? 1 : tokens)) {
+            const u32 token = x_token + i * kXRowsPerCopy;
+            if (kTokens % kXRowsPerCopy == 0 || token < kTokens) {
                 const u32 to = (x_store ^ flip) + slot * kXSlotBytes + i * kXRowsPerCopy * 128;
-                const u16* from = x_load + ahead * kGroups * gemv::kTile + static_cast<u64>(i * kXRowsPerCopy) * ldx;
+                const u16* const from = x_loads[i % kXPointers] + static_cast<u64>(chunk) * gemv::kTile;
+                const bool wanted = valid && (kTokens == 1 || token < tokens);
                 if constexpr (kRegisterRing) {
-                    copy_async_cached(to, from, valid);
+                    copy_async_cached(to, from + static_cast<u64>(i * kXRowsPerCopy) * ldx, wanted);
                 } else {
-                    copy_async(to, from, valid);
+                    copy_async(to, from, wanted);
                 }
             }
         }
     };
-    const auto fill = [&](u32 stage, u32 x_slot, u32 ahead) {
-        if (base + ahead * kGroups < chunks) {
-            constexpr u32 kStride = kGroups * Decoder::kBrickBytes;
+    const auto fill = [&](u32 stage, u32 x_slot) {
+        if (ahead < chunks) {
+            u32 chunk = ahead;
+            keep(chunk);  // one multiply-add per address instead of pointers that move
+            const u8* const planes_at = plane_load + static_cast<u64>(chunk) * Decoder::kBrickBytes;
+            const u8* const patches_at = patch_load + static_cast<u64>(chunk) * Decoder::kBrickBytes;
+            const u32 slot = weight_slots + stage * kWeightSlotBytes;
             WC_UNROLL
             for (u32 q = 0; q < kQuarters; ++q) {
                 WC_UNROLL
                 for (u32 i = 0; i < kPlanes; ++i) {
                     const u32 p = (i + kPlanes - 1) % kPlanes;  // codes first: decoding starts with them
-                    const u8* plane = plane_load + ahead * kStride + q * kQuarterBytes + p * gemv::kPlaneBytes;
+                    const u32 offset = (q * kPlanes + p) * gemv::kPlaneBytes;
                     if constexpr (kRegisterRing) {
-                        planes[stage][q][p] = load_once(plane);
+                        planes[stage][q][p] = load_once(planes_at + offset);
                     } else {
-                        const u32 slot = weight_slots + stage * kWeightSlotBytes;
-                        copy_async(slot + (q * kPlanes + p) * gemv::kPlaneBytes, plane);
+                        copy_async(slot + offset, planes_at + offset);
                     }
                 }
                 if constexpr (kRegisterRing && Decoder::kPatchBytes != 0) {
-                    patches[stage][q] = load_once_word(patch_load + ahead * kStride + q * Decoder::kPatchBytes);
+                    patches[stage][q] = load_once_word(patches_at + q * Decoder::kPatchBytes);
                 }
             }
             if constexpr (!kRegisterRing && Decoder::kPatchBytes != 0) {
-                if (lane < kQuarters) {
-                    copy_async(weight_slots + stage * kWeightSlotBytes + kQuarters * kQuarterBytes,
-                               patch_load + ahead * kStride);
-                }
+                if (lane < kQuarters) copy_async(slot + kQuarters * kQuarterBytes, patches_at);
             }
-            fill_x(x_slot, ahead);
+            fill_x(x_slot, chunk);
+            ahead += kGroups;
         }
         copy_commit();
     };
 
 #if WC_SPLIT > 1
+    if (threadIdx.x == 0) {
+        const u32 own = min(kShare, kFours - min(rank * kShare, kFours));
+        barrier_init(shared + kBarrierOffset, 1);
+        barrier_init_fence();
+        barrier_expect(shared + kBarrierOffset, kSplit * own * 16);
+    }
+    __syncwarp();
     cluster_arrive_relaxed();
 #endif
     constexpr u32 kAhead = kRegisterRing ? kStages : kStages - 1;
     WC_UNROLL
-    for (u32 stage = 0; stage < kAhead; ++stage) fill(stage, stage, stage);
+    for (u32 stage = 0; stage < kAhead; ++stage) fill(stage, stage);
+    w12::prefetch_overflow(overflow, overflow_sectors, threadIdx.x * gridDim.x + blockIdx.x);
 
     float sums[kQuarters][kTokenTiles][4] = {};
     // Register ring: x_matrix and x_store point to the two halves of the x slots, `step` from the one to the other.
     u32 step = kStages * kXSlotBytes;
     if constexpr (kRegisterRing) x_store += step;
     WC_NO_UNROLL
-    for (; base < chunks; base += kStages * kGroups) {
+    for (u32 base = group; base < chunks; base += kStages * kGroups) {
         WC_UNROLL
         for (u32 stage = 0; stage < kStages; ++stage) {
             if (stage > 0 && base + stage * kGroups >= chunks) break;
             const u32 next = (stage + kAhead) % kStages;
             if constexpr (kEager) {
                 __syncwarp();  // the chunk before has been read from its slot
-                fill(next, next, stage + kAhead);
+                fill(next, next);
                 copy_wait<kAhead>();
                 __syncwarp();
             } else {
                 copy_wait<kAhead - 1>();
                 sync_sharers(own_group);
-                if constexpr (!kRegisterRing) fill(next, next, stage + kAhead);
+                if constexpr (!kRegisterRing) fill(next, next);
             }
             const u32 x_slot = x_matrix + stage * kXSlotBytes;
             WC_UNROLL
-            for (u32 q = 0; q < kQuarters; ++q) {
-                u32 a[16];
-                if constexpr (kRegisterRing) {
-                    const auto scratch = [&] {
-                        return kScratch ? shared + kWeightsOffset + warp * kScratchBytes
-                                        : __shfl_sync(~0u, x_store, 0) + stage * kXSlotBytes;
-                    };
-                    decoder.decode(a, planes[stage][q], patches[stage][q], scratch, lane);
-                    if (q == kQuarters - 1) fill(stage, stage, stage + kAhead);
-                } else {
-                    const u32 slot = weight_slots + stage * kWeightSlotBytes;
-                    u32x4 loaded[kPlanes];
+            for (u32 q = 0; q < kQuarters; q += kTogether) {
+                const u32 slot = weight_slots + stage * kWeightSlotBytes + q * kQuarterBytes;
+                u32x4 loaded[kTogether][kPlanes];
+                u32 patch[kTogether] = {};
+                WC_UNROLL
+                for (u32 i = 0; i < kTogether; ++i) {
                     WC_UNROLL
                     for (u32 p = 0; p < kPlanes; ++p) {
-                        loaded[p] = load_smem(slot + (q * kPlanes + p) * gemv::kPlaneBytes);
+                        loaded[i][p] = kRegisterRing ? planes[kRegisterRing ? stage : 0][q + i][p]
+                                                     : load_smem(slot + (i * kPlanes + p) * gemv::kPlaneBytes);
                     }
-                    u32 patch = 0;
                     if constexpr (Decoder::kPatchBytes != 0) {
-                        patch = load_smem_word(patch_slots + stage * kWeightSlotBytes + q * Decoder::kPatchBytes);
+                        patch[i] = kRegisterRing ? patches[kRegisterRing ? stage : 0][q + i]
+                                                 : load_smem_word(patch_slots + stage * kWeightSlotBytes +
+                                                                  (q + i) * Decoder::kPatchBytes);
                     }
-                    decoder.decode(a, loaded, patch, [&] { return slot + q * kQuarterBytes - lane * 16; }, lane);
                 }
+                const auto scratch = [&](u32 i) {
+                    if constexpr (!kRegisterRing) return slot + i * kQuarterBytes - lane * 16;
+                    return kScratch ? shared + kWeightsOffset + warp * kScratchBytes
+                                    : __shfl_sync(~0u, x_store, 0) + stage * kXSlotBytes;
+                };
+                u32 a[kTogether][16];
+                decoder.decode(a, loaded, patch, scratch, lane);
+                if (kRegisterRing && q == kQuarters - 1) fill(stage, stage);
 #if WC_DUMP
-                const u32 index = (quarter / 4 * chunks + base + stage * kGroups) * 4 + quarter % 4 + q;
-                for (u32 r = 0; r < 16; ++r) {
-                    reinterpret_cast<u32*>(out)[index * 512 + r / 4 * 128 + lane * 4 + r % 4] = a[r];
+                for (u32 i = 0; i < kTogether; ++i) {
+                    const u32 index = (quarter / 4 * chunks + base + stage * kGroups) * 4 + quarter % 4 + q + i;
+                    for (u32 r = 0; r < 16; ++r) {
+                        reinterpret_cast<u32*>(out)[index * 512 + r / 4 * 128 + lane * 4 + r % 4] = a[i][r];
+                    }
                 }
 #endif
                 WC_UNROLL
@@ -259,8 +288,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                     for (u32 t = 0; t < kTokenTiles; ++t) {
                         u32 b[4];
                         ldmatrix_x4(b, (x_slot ^ pair * 64) + t * 1024);
-                        mma_m16n8k16(sums[q][t], a + 8 * pair, b[0], b[1]);
-                        mma_m16n8k16(sums[q][t], a + 8 * pair + 4, b[2], b[3]);
+                        WC_UNROLL
+                        for (u32 half = 0; half < 2; ++half) {
+                            WC_UNROLL
+                            for (u32 i = 0; i < kTogether; ++i) {
+                                mma_m16n8k16(sums[q + i][t], a[i] + 8 * pair + 4 * half, b[2 * half], b[2 * half + 1]);
+                            }
+                        }
                     }
                 }
             }
@@ -270,9 +304,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
             x_store -= step;
             step = 0 - step;
         }
-        plane_load += kStages * kGroups * Decoder::kBrickBytes;
-        patch_load += kStages * kGroups * Decoder::kBrickBytes;
-        x_load += kStages * kGroups * gemv::kTile;
     }
 
 #if WC_DUMP
@@ -299,45 +330,45 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
         }
     }
     __syncthreads();
-    const auto own_sum = [&](u32 i) {
-        const u32 r = i % 16, token = i / 16 % kTokens, q = i / 16 / kTokens;
+    const auto own_sums = [&](u32 i) {  // of the i-th four outputs
+        const u32 r = i % 4 * 4, token = i / 4 % kTokens, q = i / 4 / kTokens;
         const float* const column =
             partial + q / kQuarters * kSumPitch + (q % kQuarters * kTokens + token) * kSumStride + r;
-        float sum = 0.0f;
+        f32x4 sum = {};
         WC_UNROLL
-        for (u32 k = 0; k < kKWarps; ++k) sum += column[k * kRowWarps * kSumPitch];
+        for (u32 k = 0; k < kKWarps; ++k) {
+            gemv::add(sum, *reinterpret_cast<const f32x4*>(column + k * kRowWarps * kSumPitch));
+        }
         return sum;
     };
-    const auto finish = [&](u32 i, float sum) {
-        const u32 token = i / 16 % kTokens, row = tile * kRows + i / 16 / kTokens * 16 + i % 16;
+    const bool aligned = (rows | ldo) % 4 == 0 && reinterpret_cast<u64>(out) % (4 * sizeof(Out)) == 0;
+    const auto finish = [&](u32 i, f32x4 sum) {
+        const u32 token = i / 4 % kTokens, row = tile * kRows + i / 4 / kTokens * 16 + i % 4 * 4;
         if (row >= rows || token >= tokens) return;
-        if (bias != nullptr) sum += f32_from_bf16(bias[row]);
-        if constexpr (sizeof(Out) == 4) {
-            out[static_cast<u64>(token) * ldo + row] = sum;
-        } else {
-            out[static_cast<u64>(token) * ldo + row] = bf16(sum);
-        }
+        const u32 count = min(4u, rows - row);
+        if (bias != nullptr) gemv::add(sum, gemv::load_four(bias + row, count));
+        gemv::store_four(out + static_cast<u64>(token) * ldo + row, sum, count, aligned);
     };
 #if WC_SPLIT > 1
-    cluster_wait();  // all CTAs have started
+    cluster_wait();  // all CTAs have started, their barriers expect what they are handed
     WC_NO_UNROLL
-    for (u32 i = threadIdx.x; i < kOutputs; i += kThreads) {
+    for (u32 i = threadIdx.x; i < kFours; i += kThreads) {
         const u32 owner = i / kShare;
-        const u32 place = shared + kExchangeOffset + (rank * kShare + i - owner * kShare) * 4;
-        store_cluster(cluster_address(place, owner), own_sum(i));
+        const u32 place = shared + kExchangeOffset + (rank * kShare + i - owner * kShare) * 16;
+        store_async(cluster_address(place, owner), gemv::words(own_sums(i)),
+                    cluster_address(shared + kBarrierOffset, owner));
     }
-    cluster_arrive_release();  // with the sums just handed over
-    cluster_wait();
-    const float* const handed = reinterpret_cast<const float*>(smem + kExchangeOffset);
+    barrier_wait(shared + kBarrierOffset, 0);
+    const f32x4* const handed = reinterpret_cast<const f32x4*>(smem + kExchangeOffset);
     WC_NO_UNROLL
-    for (u32 j = threadIdx.x; j < kShare && rank * kShare + j < kOutputs; j += kThreads) {
-        float sum = 0.0f;
+    for (u32 j = threadIdx.x; j < kShare && rank * kShare + j < kFours; j += kThreads) {
+        f32x4 sum = {};
         WC_UNROLL
-        for (u32 r = 0; r < kSplit; ++r) sum += handed[r * kShare + j];
+        for (u32 r = 0; r < kSplit; ++r) gemv::add(sum, handed[r * kShare + j]);
         finish(rank * kShare + j, sum);
     }
 #else
     WC_NO_UNROLL
-    for (u32 i = threadIdx.x; i < kOutputs; i += kThreads) finish(i, own_sum(i));
+    for (u32 i = threadIdx.x; i < kFours; i += kThreads) finish(i, own_sums(i));
 #endif
 }

@@ -1,4 +1,4 @@
-// The pieces of sm80_gemv.cu that know the bricks: one lane's share of a quarter, as loaded, to its 16 A registers.
+// The pieces of sm80_gemv.cu that know the bricks: one lane's share of quarters, as loaded, to 16 A registers each.
 #pragma once
 
 #include "bf16_w12_patches.cuh"
@@ -21,14 +21,27 @@ struct Bf16W12 {
     w12::Table table;
     const u32* overflow;
 
-    // `patch` is word lane % 4 of the quarter's patch word. An all-zero word has no patches. `scratch` says where
-    // patches may be applied: w12::kHighBytes of shared memory.
-    template <class Scratch>
-    WC_DEVICE void decode(u32 (&a)[16], const u32x4 (&planes)[kPlanes], u32 patch, Scratch scratch, u32 lane) const {
-        u32 high[8];
-        w12::decode_high_quarter(high, planes[2], table);
-        if (__any_sync(~0u, patch != 0)) w12::patch_high(high, patch, overflow, scratch(), lane);
-        w12::merge_quarter(a, planes[0], planes[1], high);
+    // Some quarters, one branch around the patches of all. `patch` is word lane % 4 of each quarter's patch word; an
+    // all-zero word has no patches. `scratch(i)` says where quarter i may be patched: w12::kHighBytes of shared memory.
+    template <u32 kCount, class Scratch>
+    WC_DEVICE void decode(u32 (&a)[kCount][16], const u32x4 (&planes)[kCount][kPlanes], const u32 (&patch)[kCount],
+                          Scratch scratch, u32 lane) const {
+        u32 high[kCount][8], any = 0;
+        WC_UNROLL
+        for (u32 i = 0; i < kCount; ++i) {
+            w12::decode_high_quarter(high[i], planes[i][2], table);
+            any |= patch[i];
+        }
+        if (__any_sync(~0u, any != 0)) {
+            WC_UNROLL
+            for (u32 i = 0; i < kCount; ++i) {
+                if (kCount == 1 || __any_sync(~0u, patch[i] != 0)) {
+                    w12::patch_high(high[i], patch[i], overflow, scratch(i), lane);
+                }
+            }
+        }
+        WC_UNROLL
+        for (u32 i = 0; i < kCount; ++i) w12::merge_quarter(a[i], planes[i][0], planes[i][1], high[i]);
     }
 };
 
@@ -41,17 +54,64 @@ struct Bf16 {
     w12::Table table;
     const u32* overflow;
 
-    template <class Scratch>
-    WC_DEVICE void decode(u32 (&a)[16], const u32x4 (&planes)[kPlanes], u32, Scratch, u32) const {
+    template <u32 kCount, class Scratch>
+    WC_DEVICE void decode(u32 (&a)[kCount][16], const u32x4 (&planes)[kCount][kPlanes], const u32 (&)[kCount], Scratch,
+                          u32) const {
         WC_UNROLL
-        for (u32 j = 0; j < kPlanes; ++j) {
-            a[4 * j + 0] = planes[j].x;
-            a[4 * j + 1] = planes[j].y;
-            a[4 * j + 2] = planes[j].z;
-            a[4 * j + 3] = planes[j].w;
+        for (u32 i = 0; i < kCount; ++i) {
+            WC_UNROLL
+            for (u32 j = 0; j < kPlanes; ++j) {
+                a[i][4 * j + 0] = planes[i][j].x;
+                a[i][4 * j + 1] = planes[i][j].y;
+                a[i][4 * j + 2] = planes[i][j].z;
+                a[i][4 * j + 3] = planes[i][j].w;
+            }
         }
     }
 };
+
+// ---- four rows of one token ---------------------------------------------------------------------------------------
+
+WC_DEVICE void add(f32x4& sum, f32x4 v) {
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+}
+
+WC_DEVICE u32x4 words(f32x4 v) {
+    return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
+}
+
+// The first `count` of four BF16 values.
+WC_DEVICE f32x4 load_four(const u16* from, u32 count) {
+    const auto value = [&](u32 i) { return i < count ? f32_from_bf16(from[i]) : 0.0f; };
+    return {value(0), value(1), value(2), value(3)};
+}
+
+// The first `count` of four outputs; all four at once where the caller knows that there are four, and aligned.
+WC_DEVICE void store_four(u16* to, f32x4 v, u32 count, bool aligned) {
+    const u32x2 pairs = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
+    if (aligned) {
+        *reinterpret_cast<u32x2*>(to) = pairs;
+        return;
+    }
+    to[0] = static_cast<u16>(pairs.x);
+    if (count > 1) to[1] = static_cast<u16>(pairs.x >> 16);
+    if (count > 2) to[2] = static_cast<u16>(pairs.y);
+    if (count > 3) to[3] = static_cast<u16>(pairs.y >> 16);
+}
+
+WC_DEVICE void store_four(float* to, f32x4 v, u32 count, bool aligned) {
+    if (aligned) {
+        *reinterpret_cast<f32x4*>(to) = v;
+        return;
+    }
+    to[0] = v.x;
+    if (count > 1) to[1] = v.y;
+    if (count > 2) to[2] = v.z;
+    if (count > 3) to[3] = v.w;
+}
 
 }  // namespace gemv
 }  // namespace wc

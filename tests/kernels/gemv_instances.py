@@ -14,7 +14,6 @@ EXAMPLES = {
     "16 tokens, shared": GemvConfig(16, 12, 1, 2, 2, False, 1),
     "16 tokens, shared, eager": GemvConfig(16, 12, 1, 2, 2, False, 1, eager=True),
     "16 tokens, split in 2": GemvConfig(16, 4, 4, 1, 3, False, 1, 2),
-    "24 tokens, shared": GemvConfig(24, 4, 2, 2, 2, False, 1),
     "32 tokens, shared": GemvConfig(32, 2, 4, 2, 2, False, 2),
     "32 tokens, split in 3": GemvConfig(32, 4, 2, 2, 2, False, 1, 3),
 }

@@ -47,11 +47,12 @@ def nvdisasm() -> str:
     return found
 
 
-def disassemble(cubin: bytes, folder: Path) -> str:
+def disassemble(cubin: bytes, folder: Path, *options: str) -> str:
     """Return the SASS of a cubin."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
-    return subprocess.run([nvdisasm(), "-c", str(file)], capture_output=True, text=True, check=True).stdout
+    command = [nvdisasm(), "-c", *options, str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def main_loop(sass: str) -> Loop:
@@ -82,3 +83,29 @@ def main_loop(sass: str) -> Loop:
             rare.update(range(branch + 1, targets[branch]))
     hot = [ops[i][0] for i in range(start, end + 1) if i not in rare and ops[i][0] != "NOP"]
     return Loop(len(hot), sum(code.split(".")[0] in _INTEGER for code in hot))
+
+
+def waits_for_refill(sass: str) -> list[str]:
+    """Return what waits for a ring in registers in the pass of the main loop that refills it.
+
+    Registers that a load will fill have a scoreboard, and there are six. Where the compiler runs out of them,
+    something else shares that of the weights and waits until the whole ring is there.
+
+    Parameters
+    ----------
+    sass : str
+        Of `disassemble` with ``-hex``: the high word of an instruction names its scoreboard and those that it
+        waits for.
+    """
+    lines: list[tuple[str, int]] = []  # instruction, control bits
+    for match in re.finditer(r"\*/\s+([^;]+);\s+/\* 0x\w+ \*/\s+/\* 0x(\w{16}) \*/", sass):
+        lines.append((match[1].strip(), int(match[2], 16) >> 41))
+    loads = [i for i, (text, _) in enumerate(lines) if "LDG.E.NA" in text]
+    products = [i for i, (text, _) in enumerate(lines) if "HMMA" in text]
+    refill = [i for i in loads if i > products[0]]  # those before are the prologue's
+    boards = {lines[i][1] >> 5 & 7 for i in refill}
+    return [
+        text
+        for text, control in lines[refill[0] : products[-1] + 1]
+        if any(control >> 11 >> board & 1 for board in boards)
+    ]

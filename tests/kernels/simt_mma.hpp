@@ -4,6 +4,8 @@
 
 #include "simt.hpp"
 
+#include <atomic>
+#include <bit>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -18,13 +20,21 @@
 // Ours stand in for these.
 #define cluster_address ptx_cluster_address
 #define cluster_arrive_relaxed ptx_cluster_arrive_relaxed
-#define cluster_arrive_release ptx_cluster_arrive_release
 #define cluster_wait ptx_cluster_wait
+#define barrier_init ptx_barrier_init
+#define barrier_init_fence ptx_barrier_init_fence
+#define barrier_expect ptx_barrier_expect
+#define barrier_wait ptx_barrier_wait
+#define store_async ptx_store_async
 #include "ptx_sm90.cuh"
 #undef cluster_address
 #undef cluster_arrive_relaxed
-#undef cluster_arrive_release
 #undef cluster_wait
+#undef barrier_init
+#undef barrier_init_fence
+#undef barrier_expect
+#undef barrier_wait
+#undef store_async
 
 namespace simt {
 
@@ -47,6 +57,9 @@ inline thread_local std::barrier<>* cluster;
 inline thread_local std::unique_ptr<std::barrier<>::arrival_token> arrival;
 
 inline unsigned char* memory() { return cluster_memory[rank]; }
+inline unsigned char* remote(unsigned address) {
+    return cluster_memory[address >> kRankShift] + (address & ((1u << kRankShift) - 1));
+}
 
 // What each lane puts in, readable by all until the function returns.
 template <class T, class Use>
@@ -85,6 +98,7 @@ template <class T>
 T min(T a, T b) {
     return b < a ? b : a;
 }
+inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
 inline bool __any_sync(unsigned, bool v) {
     return simt::over_warp(v, [](unsigned r, unsigned other, unsigned) { return r | other; });
 }
@@ -142,14 +156,26 @@ void barrier_sync(u32 id) {
 }
 
 inline u32 cluster_address(u32 address, u32 rank) { return address | rank << simt::kRankShift; }
-inline void store_cluster(u32 remote, float v) {
-    std::memcpy(simt::cluster_memory[remote >> simt::kRankShift] + (remote & ((1u << simt::kRankShift) - 1)), &v, 4);
-}
-inline void cluster_arrive_release() {
+inline void cluster_arrive_relaxed() {
     simt::arrival = std::make_unique<std::barrier<>::arrival_token>(simt::cluster->arrive());
 }
-inline void cluster_arrive_relaxed() { cluster_arrive_release(); }
 inline void cluster_wait() { simt::cluster->wait(std::move(*simt::arrival)); }
+
+// A barrier of one arrival and one phase: the bytes to come, beside the arrival while that is missing.
+constexpr int kMissing = 1 << 30;
+inline int& barrier_count(unsigned char* barrier) { return *reinterpret_cast<int*>(barrier); }
+inline void barrier_init(u32 barrier, u32) { barrier_count(simt::memory() + barrier) = kMissing; }
+inline void barrier_init_fence() {}
+inline void barrier_expect(u32 barrier, u32 bytes) {
+    std::atomic_ref(barrier_count(simt::memory() + barrier)).fetch_add(static_cast<int>(bytes) - kMissing);
+}
+inline void store_async(u32 remote, u32x4 v, u32 remote_barrier) {
+    std::memcpy(simt::remote(remote), &v, sizeof v);
+    std::atomic_ref(barrier_count(simt::remote(remote_barrier))).fetch_sub(sizeof v);
+}
+inline void barrier_wait(u32 barrier, u32) {
+    while (std::atomic_ref(barrier_count(simt::memory() + barrier)).load() != 0) std::this_thread::yield();
+}
 
 inline void ldmatrix_x4(u32 (&d)[4], u32 address) {
     simt::exchange(address, [&](const std::vector<u32>& rows) {
@@ -180,6 +206,7 @@ inline u16 bf16(float v) {
     if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
     return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+inline u32 bf16_pair(float lo, float hi) { return bf16(lo) | static_cast<u32>(bf16(hi)) << 16; }
 inline float f32_from_bf16(u16 bits) { return simt::bf16_value(bits); }
 
 }  // namespace wc

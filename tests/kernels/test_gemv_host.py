@@ -38,7 +38,6 @@ CONFIGS = {
     "8 tokens, shared": GemvConfig(8, 3, 1, 1, 4, False, 1),
     "8 tokens, shared, eager": GemvConfig(8, 3, 1, 2, 2, False, 1, eager=True),
     "16 tokens, registers": GemvConfig(16, 2, 1, 2, 2, True, 1),
-    "24 tokens, shared": GemvConfig(24, 2, 1, 2, 2, False, 1),
     "32 tokens, shared": GemvConfig(32, 2, 4, 1, 2, False, 1),
     "16 tokens, split in 2": GemvConfig(16, 2, 2, 1, 2, False, 1, 2),
     "32 tokens, split in 3": GemvConfig(32, 1, 2, 2, 2, False, 1, 3),

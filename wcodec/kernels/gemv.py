@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wcodec.kernels.gemm import Bricks
 
 SOURCE = "sm80_gemv.cu"
-TOKENS = (1, 8, 16, 24, 32)
+TOKENS = (1, 8, 16, 32)
 MAX_TOKENS = 32
 MAX_SPLIT = 8
 _FIRST_CLUSTERS = (9, 0)
@@ -29,6 +29,7 @@ _CHUNK_ROW_BYTES = 2 * TILE
 _SUM_STRIDE_BYTES = 20 * 4
 _SLOT_BYTES = {"bf16-w12": 1536 + 16, "bf16": 2048}  # one quarter in a shared-memory ring
 _HIGH_BYTES = 1024  # of one quarter, where a warp patches it
+_BARRIER_BYTES = 8
 _DECODERS = {"bf16-w12": 0, "bf16": 1}
 LAYOUT = "PPIIPIPPIIIII"
 
@@ -40,7 +41,7 @@ class GemvConfig:
     Attributes
     ----------
     tokens : int
-        Tokens at most: 1, 8, 16, 24 or 32.
+        Tokens at most: 1, 8, 16 or 32.
     k_warps : int
         Groups of warps that share K.
     row_warps : int
@@ -114,8 +115,14 @@ class GemvConfig:
         else:
             weights = self.row_warps * self.quarters * _SLOT_BYTES[self.decoder]
             ring = self.k_warps * self.stages * (x_slot + weights)
-        exchange = 0 if self.split == 1 else self.split * -(-self.rows * self.tokens // self.split) * 4
-        return ring + exchange
+        return ring + self._exchange_bytes
+
+    @property
+    def _exchange_bytes(self) -> int:
+        if self.split == 1:
+            return 0
+        fours = self.rows * self.tokens // 4
+        return self.split * -(-fours // self.split) * 16 + _BARRIER_BYTES
 
     @property
     def _sum_pitch(self) -> int:
@@ -164,29 +171,32 @@ def _shared(
     return GemvConfig(tokens, k_warps, row_warps, quarters, stages, False, min_ctas, split, eager)
 
 
+def _eager(tokens: int, k_warps: int, min_ctas: int = 1) -> GemvConfig:
+    return _shared(tokens, k_warps, 1, 2, 2, min_ctas, eager=True)
+
+
 #: The rule. Per number of tokens, instances with the most rows (N) that they are given: those that won on the
 #: shapes measured on H200. One wave of CTAs: 16 rows each up to 132 × 16, then 32, one or two CTAs per SM,
-#: rings in shared memory. More rows: as many small CTAs per SM as fit, rings in registers. With 32 tokens,
-#: rows side by side share x.
+#: rings in shared memory; with many tokens 64 rows, side by side, so that they share x. More rows: as many
+#: small CTAs per SM as fit, rings in registers.
 INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     1: (
-        (2112, _shared(1, 16, 1, 1, 4, 2)),
-        (3072, _shared(1, 16, 1, 2, 2, 1, eager=True)),
-        (4224, _shared(1, 16, 1, 2, 2, 1)),
+        (2112, _shared(1, 16, 1, 1, 4, 1)),
+        (4224, _eager(1, 16)),
         (8448, _shared(1, 10, 1, 2, 2, 2)),
         (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
     ),
     8: (
-        (2112, _shared(8, 16, 1, 1, 4, 1)),
-        (4224, _shared(8, 16, 1, 2, 2, 1, eager=True)),
-        (8448, _shared(8, 10, 1, 2, 2, 2)),
+        (2112, _shared(8, 16, 1, 1, 3, 1)),
+        (4224, _eager(8, 16)),
+        (8448, _shared(8, 8, 1, 2, 2, 2)),
         (1 << 32, _registers(8, 4, 1, 2, 1, 4)),
     ),
     16: (
         (2112, _shared(16, 16, 1, 1, 3, 1)),
-        (3072, _shared(16, 16, 1, 2, 2, 1, eager=True)),
-        (4224, _shared(16, 12, 1, 2, 2, 1, eager=True)),
-        (8448, _shared(16, 10, 1, 2, 2, 2)),
+        (3072, _eager(16, 16)),
+        (4224, _eager(16, 12)),
+        (8448, _shared(16, 4, 2, 2, 3, 1)),
         (1 << 32, _registers(16, 3, 1, 2, 1, 7)),
     ),
     32: (
@@ -202,24 +212,27 @@ INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
 NEAR: dict[int, tuple[GemvConfig, ...]] = {
     1: (
         _shared(1, 12, 1, 2, 3, 1),
-        _shared(1, 12, 1, 2, 2, 1, eager=True),
+        _shared(1, 8, 1, 2, 2, 2),
+        _eager(1, 12),
     ),
     8: (
-        _shared(8, 16, 1, 2, 2, 1),
-        _shared(8, 12, 1, 2, 2, 1, eager=True),
-        _shared(8, 8, 1, 2, 2, 2, eager=True),
-        _registers(8, 12, 1, 1, 2, 2),
-        _registers(8, 8, 1, 1, 2, 4),
+        _shared(8, 10, 1, 2, 2, 2),
+        _shared(8, 12, 1, 2, 3, 1),
+        _shared(8, 6, 2, 2, 3, 1),
+        _eager(8, 12),
+        _eager(8, 8, 2),
     ),
     16: (
-        _shared(16, 16, 1, 2, 2, 1),
+        _shared(16, 12, 1, 2, 3, 1),
         _shared(16, 8, 1, 2, 2, 2),
-        _registers(16, 8, 1, 2, 1, 2),
+        _shared(16, 6, 2, 2, 3, 1),
         _shared(16, 2, 4, 2, 2, 3),
+        _eager(16, 8, 2),
     ),
     32: (
-        _shared(32, 4, 4, 1, 3, 1, split=3),
-        _shared(32, 4, 4, 1, 3, 1),
+        _shared(32, 5, 2, 2, 3, 1, split=3),
+        _shared(32, 6, 2, 2, 2, 1, split=2),
+        _shared(32, 8, 2, 2, 2, 1),
     ),
 }
 
