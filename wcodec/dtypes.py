@@ -81,12 +81,6 @@ def numel(shape: Iterable[int]) -> int:
     return math.prod(shape)
 
 
-def bit_count(dtype: str, shape: Iterable[int]) -> int | None:
-    """Bits that a tensor's elements take; None where the type is opaque."""
-    known = DTYPES.get(dtype)
-    return None if known is None else known.bits * numel(shape)
-
-
 def from_numpy(dtype: np.dtype[Any]) -> str | None:
     """Safetensors name of a NumPy type, whatever its byte order; None where there is none.
 

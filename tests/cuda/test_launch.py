@@ -12,7 +12,6 @@ import pytest
 
 from wcodec.cuda import driver
 from wcodec.cuda.module import Frame, Kernel
-from wcodec.cuda.tensormap import TensorMap
 from wcodec.errors import WCodecError
 
 Seen = dict[str, Any]
@@ -98,20 +97,6 @@ def test_attribute_ids_are_the_drivers() -> None:
         int(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
         == driver.PROGRAMMATIC_STREAM_SERIALIZATION
     )
-
-
-def test_launch_takes_ctypes_values(launched: Seen) -> None:
-    launched["sizes"] = [8, 4, 128, 8]
-    args = [
-        ctypes.c_void_p(0x10),
-        ctypes.c_uint32(5),
-        TensorMap(b"\7" * 128),
-        ctypes.c_void_p(None),
-    ]
-    Kernel.launch(kernel(), 3, 128, 0, 9, args)
-    assert launched["params"] == [struct.pack("<Q", 0x10), struct.pack("<I", 5), b"\7" * 128, bytes(8)]
-    with pytest.raises(WCodecError, match="pass ctypes values"):
-        Kernel.launch(kernel(), 3, 128, 0, 9, [5])
 
 
 def test_a_failed_launch_names_the_kernel_and_the_error(launched: Seen) -> None:

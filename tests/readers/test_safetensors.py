@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.malformed import entry, valid_safetensors
 from tests.malformed import safetensors as build
-from wcodec.dtypes import DTYPES, bit_count
+from wcodec.dtypes import DTYPES, numel
 from wcodec.errors import MalformedError, WCodecError
 from wcodec.readers import LocalFile, open_source, parse_header
 from wcodec.readers.bytefile import MAP_FROM
@@ -45,7 +45,7 @@ def test_every_dtype_of_the_package(tmp_path: Path) -> None:
             assert list(tensor.shape) == stock[tensor.name]["shape"]
             assert tensor.numel == 24
             assert not tensor.opaque
-            assert 8 * tensor.nbytes == bit_count(tensor.dtype, tensor.shape)
+            assert 8 * tensor.nbytes == DTYPES[tensor.dtype].bits * numel(tensor.shape)
             assert tensor.read().tobytes() == bytes(stock[tensor.name]["data"])
         assert source.notes == []
 
@@ -88,7 +88,7 @@ def test_files_of_the_package(
     path.write_bytes(safetensors.numpy.save(arrays, metadata))
     header = parse_header(path)
     assert header.metadata == metadata
-    assert header.trailing == (path.stat().st_size, path.stat().st_size)
+    assert header.data_end == header.file_size == path.stat().st_size
     with open_source(path) as source:
         assert {t.name for t in source.tensors} == set(arrays)
         for tensor in source.tensors:
@@ -208,7 +208,7 @@ def test_trailing_bytes_are_not_truncation(tmp_path: Path) -> None:
     good = valid_safetensors()
     path = write(tmp_path / "a.safetensors", good + b"more")
     header = parse_header(path)
-    assert header.trailing == (len(good), len(good) + 4)
+    assert (header.data_end, header.file_size) == (len(good), len(good) + 4)
     source = open_source(path)
     assert source.differences == ["a.safetensors: 4 bytes after the last tensor"]
     assert source["b"].read().tobytes() == bytes(range(12, 17))
@@ -271,7 +271,7 @@ def test_limit_of_the_header(tmp_path: Path) -> None:
     text = json.dumps({"w": entry("U8", [1], 0, 1)}).encode()
     path = write(tmp_path / "a.safetensors", build(text, b"a", pad=100_000_000 - len(text)))
     header = parse_header(path)
-    assert header.header_length == 100_000_000
+    assert len(header.raw) == 100_000_000
     assert open_source(path)["w"].read().tobytes() == b"a"
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from wcodec.cuda import driver
 from wcodec.cuda.compiler import Cubin, Defines, compile_cubin
 from wcodec.cuda.device import device_index, device_info
-from wcodec.cuda.tensormap import TensorMap
 from wcodec.errors import WCodecError
 
 Dim = int | tuple[int, ...]
@@ -31,16 +30,6 @@ _CODES: Mapping[str, tuple[str, int, int]] = {
     "f": ("f", 4, 4),
     "d": ("d", 8, 8),
     "T": ("128s", 128, 64),
-}
-_CTYPES: Mapping[type, str] = {
-    ctypes.c_void_p: "P",
-    ctypes.c_uint64: "Q",
-    ctypes.c_int64: "q",
-    ctypes.c_uint32: "I",
-    ctypes.c_int32: "i",
-    ctypes.c_float: "f",
-    ctypes.c_double: "d",
-    TensorMap: "T",
 }
 _MAX_PORTABLE_CLUSTER = 8
 
@@ -166,24 +155,6 @@ class Kernel:
         if found is None:
             found = self._frames[key] = Frame(self, *key)
         return found
-
-    def launch(
-        self,
-        grid: Dim,
-        block: Dim,
-        smem: int,
-        stream: int,
-        args: Sequence[Any],
-        cluster: Dim = 1,
-        pdl: bool = False,
-    ) -> None:
-        """Launch once with ctypes values and TensorMaps; `frame` is the quicker way for repeated calls."""
-        try:
-            layout = "".join(_CTYPES[type(arg)] for arg in args)
-        except KeyError as error:
-            raise WCodecError(f"no kernel parameter of {error.args[0]}", mend="pass ctypes values") from error
-        values = [arg.data if type(arg) is TensorMap else arg.value or 0 for arg in args]
-        self.frame(layout, grid, block, smem, cluster, pdl)(stream, *values)
 
 
 _loaded: dict[tuple[Any, ...], Kernel] = {}

@@ -75,11 +75,6 @@ class SafetensorsHeader:
     file_size: int
 
     @property
-    def header_length(self) -> int:
-        """Bytes of the header text, padding included: the number in the file's first 8 bytes."""
-        return len(self.raw)
-
-    @property
     def data_start(self) -> int:
         """Offset in the file of the first tensor's bytes."""
         return 8 + len(self.raw)
@@ -88,11 +83,6 @@ class SafetensorsHeader:
     def data_end(self) -> int:
         """Offset in the file behind the last tensor's bytes."""
         return self.data_start + (self.entries[-1].end if self.entries else 0)
-
-    @property
-    def trailing(self) -> tuple[int, int]:
-        """Offsets (start, stop) in the file of what follows the last tensor; equal where nothing does."""
-        return self.data_end, self.file_size
 
 
 def parse_header(file: str | os.PathLike[str] | ByteFile) -> SafetensorsHeader:
