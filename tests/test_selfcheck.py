@@ -54,6 +54,20 @@ def test_a_broken_decoder_is_noticed(monkeypatch):
     assert "1 of 65,536 weights differ" in result.output
 
 
+def test_a_decoder_that_fails_has_failed_its_check_and_the_others_go_on(monkeypatch):
+    from wcodec.formats.bf16_w12 import Bf16W12
+
+    def broken(self, packed, out=None, *, workers=1):
+        raise ValueError("no such tag\nand more")
+
+    monkeypatch.setattr(Bf16W12, "decode", broken)
+    result = CliRunner().invoke(command, standalone_mode=False)
+    assert result.return_value == 1
+    assert "ValueError: no such tag (" in result.output
+    assert "nvfp4-s5, host" in result.output
+    assert "2 checks failed" in result.output
+
+
 @pytest.mark.gpu
 def test_device_checks_pass():
     for result in wcodec.selfcheck.run():

@@ -14,7 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.container.weightfiles import build, gaussian, write
+from wcodec import analysis
+from wcodec.analysis.rows import FEW
 from wcodec.cli import main
+from wcodec.errors import WCodecError
 
 
 def run(*args: object) -> Result:
@@ -103,6 +106,43 @@ def test_a_file_of_an_analysed_directory_is_an_input(sharded: Path) -> None:
     assert "is one of the inputs" in done.stderr
     assert run(sharded, "-o", sharded / "report.html").exit_code == 0
     assert run(sharded, "-o", sharded / "report.html").exit_code == 0  # its own report may be replaced
+
+
+def test_options_reach_the_analysis(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+
+    def stop(paths: object, **how: object) -> None:
+        seen.update(how, paths=paths)
+        raise WCodecError("seen")
+
+    monkeypatch.setattr(analysis, "analyze", stop)
+    run(
+        model,
+        "--include",
+        "a",
+        "--include",
+        "b",
+        "--exclude",
+        "c",
+        "--workers",
+        "3",
+        "--gpu",
+        "L4",
+        "--sample",
+        "4kB",
+    )
+    want = {"include": ("a", "b"), "exclude": ("c",), "workers": 3, "gpu": "L4", "sample_bytes": 4000}
+    assert {key: seen[key] for key in want} == want
+    assert seen["paths"] == (str(model),)
+
+
+def test_many_tensors_are_folded_unless_all_are_asked_for(tmp_path: Path) -> None:
+    model = write(tmp_path / "m.safetensors", {f"h.{i}.w": gaussian((64, 64), i) for i in range(FEW + 1)})
+    assert f"h.*.w ×{FEW + 1}" in run(model).stdout
+    every = run(model, "--all").stdout
+    assert all(f"h.{i}.w " in every for i in range(FEW + 1))
+    run(model, "--all", "-o", tmp_path / "r.txt")
+    assert f"h.{FEW}.w " in (tmp_path / "r.txt").read_text()
 
 
 def test_strict_fails_where_index_and_headers_disagree(sharded: Path) -> None:

@@ -287,6 +287,13 @@ def test_force(tmp_path: Path, model: Path) -> None:
     pack_directory(model, tmp_path / "packed", force=True)
     assert "precious" not in names(tmp_path / "packed")
     assert names(tmp_path) == {"hub", "packed"}
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / "precious").write_bytes(b"x")
+    with pytest.raises(WCodecError, match="already exists"):
+        unpack_directory(tmp_path / "packed", tmp_path / "back")
+    assert names(tmp_path / "back") == {"precious"}
+    unpack_directory(tmp_path / "packed", tmp_path / "back", force=True)
+    assert contents(tmp_path / "back") == contents(model)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(WCodecError, match="is a file"):
         pack_directory(model, tmp_path / "file", force=True)
