@@ -110,7 +110,8 @@ class _Pair:
             return "NaN among the block scales"
         if scales[0x80:].any():
             return "negative block scales"
-        return _PairEncoder(Nvfp4S5().plan(scales, self._shape))
+        plan = Nvfp4S5().plan(scales, self._shape)
+        return _PairEncoder(plan) if plan.shrinks else "block scales too far apart to get smaller"
 
 
 class _PairEncoder:
@@ -130,7 +131,7 @@ class _PairEncoder:
         self._stream.append(body, extra)
 
     def fits(self) -> bool:
-        return self._stream.plan.shrinks
+        return True
 
     def head(self) -> bytes:
         return b""

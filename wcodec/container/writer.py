@@ -228,7 +228,7 @@ class _Packing:
                 position = out.write_at(position, encoder.finish(self._digest(target)))
             if fits and position - begin < nbytes:
                 out.write_at(begin, encoder.head())
-                stored += self._packed(target, position - begin)
+                stored += self._record_packed(target, position - begin)
                 begin = position
             else:  # the tensor would not shrink: it stays raw, and the next one takes its place
                 self.advance(-nbytes)
@@ -255,8 +255,8 @@ class _Packing:
             pairs=self.pairs,
         )
 
-    def _packed(self, target: Target, nbytes: int) -> Iterator[Stored]:
-        """Note that a target is packed in so many bytes; its entries."""
+    def _record_packed(self, target: Target, nbytes: int) -> Iterator[Stored]:
+        """Remember that a target is packed, in so many bytes; its entries."""
         self.packed.update(part.name for part in target.parts)
         first, *rest = target.parts
         yield Stored(first.name, "U8", (nbytes,), nbytes)
