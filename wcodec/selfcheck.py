@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from wcodec.codec import encode
+from wcodec.formats.byte_store import ByteStore
 from wcodec.formats.nvfp4_s5 import WINDOW, Nvfp4S5
 from wcodec.packed import PackedTensor
 from wcodec.readers.base import first_line
@@ -120,6 +121,18 @@ def _nvfp4() -> tuple[bool, str]:
     return wrong == 0, f"{bits.size:,} bytes" if wrong == 0 else f"{wrong:,} of {bits.size:,} bytes differ"
 
 
+def _bytes() -> tuple[bool, str]:
+    """Every pair of bytes, in random order, and one byte alone."""
+    pairs = np.random.default_rng(3).permutation(PATTERNS).view(np.uint8)
+    wrong = 0
+    for data in (pairs, np.full(pairs.size, 0x7E, dtype=np.uint8)):
+        out = np.full(data.size, 0xA5, dtype=np.uint8)
+        PackedTensor.from_blob(ByteStore().encode(data, data.shape).blob.tobytes()).decode(out)
+        wrong += int((out != data).sum())
+    total = 2 * pairs.size
+    return wrong == 0, f"{total:,} bytes" if wrong == 0 else f"{wrong:,} of {total:,} bytes differ"
+
+
 def _prepared(bits: np.ndarray) -> tuple[Any, Any]:
     import torch
 
@@ -201,6 +214,7 @@ HOST_CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {
     "bf16-store, host, all patterns together": _host("bf16-store", _together),
     "bf16-store, host, each pattern alone": _host("bf16-store", _alone),
     "nvfp4-s5, host, every nibble under every scale": _nvfp4,
+    "byte-store, host, every byte": _bytes,
 }
 
 DEVICE_CHECKS: dict[str, Callable[[], tuple[bool, str]]] = {

@@ -9,7 +9,7 @@ import pytest
 
 import wcodec
 from tests.container.weightfiles import Tensor, gaussian, noise, outliers, write
-from wcodec.analysis.figures import MAX_BARS, METRICS, exponent_figure, heat_map
+from wcodec.analysis.figures import MAX_BARS, MAX_ROLES, METRICS, exponent_figure, heat_map
 from wcodec.analysis.report import Report
 
 
@@ -45,6 +45,20 @@ def test_a_tensor_without_window_is_drawn_whole(tmp_path: Path) -> None:
     figure = exponent_figure(analyze(tmp_path, {"w": noise((64, 64))}).tensors)
     assert figure is not None
     assert figure.inside == figure.counts
+
+
+def test_the_heat_map_shows_the_largest_roles(tmp_path: Path) -> None:
+    extra = 3
+    tensors = {
+        f"h.{layer}.r{role}.weight": gaussian((128 if role < extra else 192, 64), layer)
+        for role in range(MAX_ROLES + extra)
+        for layer in range(2)
+    }
+    heat = heat_map(analyze(tmp_path, tensors))
+    assert heat is not None
+    assert heat.roles == tuple(f"r{role}" for role in range(extra, MAX_ROLES + extra))
+    assert heat.hidden_roles == extra
+    assert {role for role, _ in heat.cells} == set(heat.roles)
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

@@ -122,6 +122,19 @@ def test_an_index_that_is_none_is_copied(tmp_path: Path, model: Path, text: str)
     assert contents(tmp_path / "back") == contents(model)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["no json", "[]", '{"a": 1}', '{"model_type": "x", "quantization_config": {"quant_method": "fp8"}}'],
+)
+def test_a_configuration_that_is_not_ours_to_change_is_copied(tmp_path: Path, model: Path, text: str) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(text)
+    pack_directory(model, tmp_path / "packed")
+    assert (tmp_path / "packed" / "config.json").read_text() == text
+    unpack_directory(tmp_path / "packed", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(model)
+
+
 def test_the_same_directory_gives_the_same_bytes(tmp_path: Path, model: Path) -> None:
     pack_directory(model, tmp_path / "one", workers=1)
     pack_directory(model, tmp_path / "two", workers=4)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from wcodec.codec import encode
+from wcodec.formats.byte_store import ByteStore
 from wcodec.formats.nvfp4_s5 import Nvfp4S5
 from wcodec.formats.raw import Raw
 from wcodec.packed import PackedTensor
@@ -22,6 +23,7 @@ def packed_tensors() -> dict[str, PackedTensor]:
     return {
         **{name: encode(bits, format=name) for name in ("bf16-w12", "bf16-store", "raw")},
         "raw F32": Raw().encode(rng.normal(size=(3, 5)).astype("<f4"), (3, 5), dtype="F32"),
+        "byte-store": ByteStore().encode(pair, pair.shape),
         "nvfp4-s5": experts.encode(pair, experts.plan(scales, SHAPE)),
     }
 

@@ -24,6 +24,7 @@ def command() -> int:
     """
     from wcodec.cli.console import stdout
     from wcodec.selfcheck import run
+    from wcodec.units import number
 
     console = stdout()
     failed = skipped = 0
@@ -34,7 +35,7 @@ def command() -> int:
         failed += result.passed is False
         skipped += result.passed is None
     if failed:
-        console.print(f"[red]{failed} checks failed[/]: do not trust results of this installation")
+        console.print(f"[red]{number(failed, 'check')} failed[/]: do not trust results of this installation")
         return 1
     console.print(
         "[green]Every decoder that runs here is exact.[/]" + (f" {skipped} not run." if skipped else "")
