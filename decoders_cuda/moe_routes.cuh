@@ -4,10 +4,10 @@
 // on its weights before its predecessor has ended. Lists are in one fixed order: CTAs that compute different passes of
 // an expert must agree on which tokens each pass has.
 //
-// Work is cut by its price: memory traffic, and what more tokens and a change of experts cost on top. The rows of the
-// experts with at most `kFew` tokens, laid end to end, are dealt in quarters of row tiles as one range per CTA. Experts
-// with more tokens are cut into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the ranges
-// make up for what those cost.
+// Work is cut by its price: memory traffic, and what more tokens and a change of experts cost on top. The row tiles of
+// the experts with at most `kFew` tokens, laid end to end, are dealt as one range per CTA. Experts with more tokens are
+// cut into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the ranges make up for what those
+// cost. Row tiles stay whole: one whose quarters two CTAs share takes each of them as long as a whole one.
 #pragma once
 
 #include "moe_local.cuh"
@@ -32,13 +32,13 @@ struct Routes {
     Pass passes[kMany ? kExperts + kRoutes / kWide : 1];
     u32 start[kExperts];
     u32 few_total, pass_total, share_total, share_before, share_own;
-    u32 begin, end;  // this CTA's quarters of row tiles of the experts with few tokens, laid end to end
+    u32 begin, end;  // this CTA's row tiles of the experts with few tokens, laid end to end
     u16 list[kRoutes];
 };
 
 // Prices, measured; a row tile of at most 8 tokens costs 64. Products are 8, 16, 24 or 32, 64, 128 wide.
 constexpr u32 kPartPrice = PART_PRICE;  // of an expert's first row: its tokens are copied, nothing is multiplied
-WC_DEVICE u32 quarter_price(u32 n) { return n <= 8 ? 16 : n <= 16 ? QUARTER_PRICE_16 : QUARTER_PRICE_24; }
+WC_DEVICE u32 tile_price(u32 n) { return n <= 8 ? 64 : n <= 16 ? TILE_PRICE_16 : TILE_PRICE_24; }
 WC_DEVICE u32 group_price(u32 n) { return n <= 32 ? GROUP_PRICE_32 : n <= 64 ? GROUP_PRICE_64 : GROUP_PRICE_128; }
 
 // Scratch of sorting and dealing.
@@ -102,7 +102,7 @@ WC_DEVICE void sort_routes(Routes<kExperts, kRoutes, kFew, kWide>& r,
     }
     sorters_barrier<kThreads>();
     if (tid < 32) {
-        const auto price = [](u32 n) { return kPartPrice + 4 * kUnits * quarter_price(n); };
+        const auto price = [](u32 n) { return kPartPrice + kUnits * tile_price(n); };
         u32 before = 0, few = 0, price_before = 0;  // before: routes in the low bits, passes in the high ones
         for (u32 base = 0; base < kExperts; base += 32) {
             const u32 e = base + tid;
@@ -171,18 +171,18 @@ WC_DEVICE u32 portion(u32 price, u32 part, u32 all) {
 template <u32 kUnits, u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
 WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r,
                     const Scratch<kThreads / 32, kExperts, kRoutes, kFew>& scratch) {
-    constexpr u32 kGroups = ceil_div(kUnits, 4), kQuarters = 4 * kUnits;
+    constexpr u32 kGroups = ceil_div(kUnits, 4);
     // Whether prices times CTAs (at most 512) fit 32 bits.
-    constexpr u32 kMost = (kExperts + kRoutes / kFew) * (kPartPrice + kQuarters * QUARTER_PRICE_24);
+    constexpr u32 kMost = (kExperts + kRoutes / kFew) * (kPartPrice + kUnits * TILE_PRICE_24);
     constexpr bool kNarrow = !kMany && kMost < 1u << 23;
     const u32 ctas = gridDim.x, cta = blockIdx.x, tid = threadIdx.x;
     if constexpr (!kMany && kFew == 8) {
-        // One price for all, in fourths: thread 0 finds the begin, thread 1 the end.
-        constexpr u32 kFirst = kPartPrice / 4, kExpert = kFirst + 4 * kQuarters;
+        // One price for all: thread 0 finds the begin, thread 1 the end.
+        constexpr u32 kExpert = kPartPrice + kUnits * 64;
         if (tid < 2) {
             const u32 price = portion<kNarrow>(r.few_total * kExpert, cta + tid, ctas);
             const u32 index = price / kExpert, rest = price % kExpert;
-            (tid == 0 ? r.begin : r.end) = index * kQuarters + (rest < kFirst ? 0 : (rest - kFirst) / 4);
+            (tid == 0 ? r.begin : r.end) = index * kUnits + (rest < kPartPrice ? 0 : (rest - kPartPrice) / 64);
         }
         return;
     }
@@ -215,18 +215,18 @@ WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r,
         own = r.share_own;
         all = r.share_total;
     }
-    // Whoever holds the expert at a price says which quarter it is.
+    // Whoever holds the expert at a price says which row tile it is.
     WC_NO_UNROLL
     for (u32 side = 0; side < 2; ++side) {
         const u32 at = portion<kNarrow>(price, before + side * own, all);
         u32& to = side == 0 ? r.begin : r.end;
-        if (tid == 0 && at >= price) to = few_total * kQuarters;
+        if (tid == 0 && at >= price) to = few_total * kUnits;
         WC_NO_UNROLL
         for (u32 i = tid; i < few_total; i += kThreads) {
             const u32 from = i > 0 ? scratch.upto[i - 1] : 0;
             if (at < from || at >= scratch.upto[i]) continue;
             const u32 rest = at - from;
-            to = i * kQuarters + (rest < kPartPrice ? 0 : (rest - kPartPrice) / quarter_price(r.few[i].count));
+            to = i * kUnits + (rest < kPartPrice ? 0 : (rest - kPartPrice) / tile_price(r.few[i].count));
         }
     }
     if constexpr (kMany) __syncthreads();

@@ -57,15 +57,14 @@ WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32
     }
 }
 
-// What is next of this CTA's share of the experts with few tokens: quarters [begin, end) of one expert's row tiles.
+// What is next of this CTA's share of the experts with few tokens: row tiles [begin, end) of one expert.
 struct Part {
     Pass pass;
     u32 begin, end;
 };
 WC_DEVICE Part next_part() {
-    constexpr u32 kQuarters = 4 * kUnits;
-    const u32 begin = route_table().begin, left = route_table().end - begin, from = begin % kQuarters;
-    return {route_table().few[begin / kQuarters], from, from + left < kQuarters ? from + left : kQuarters};
+    const u32 begin = route_table().begin, left = route_table().end - begin, from = begin % kUnits;
+    return {route_table().few[begin / kUnits], from, from + left < kUnits ? from + left : kUnits};
 }
 
 // The next part, of at most kTokens tokens. They stay in shared memory; the four warpgroups share out the chunks of
@@ -76,25 +75,20 @@ WC_DEVICE void few_tokens(const Context& c) {
     constexpr u32 kTurnChunks = kGroupsOfWarps * kRing, kTurns = ceil_div(kChunks, kTurnChunks);
     constexpr bool kEven = kChunks == kTurns * kTurnChunks;
     constexpr bool kTwoSets = kTokens * 2 <= kSumTokens;
-    constexpr bool kByWarp = kTokens <= kSync;  // mma.sync: a warp skips the quarters that are other CTAs'
+    constexpr bool kSyncs = kTokens <= kSync;  // mma.sync
     constexpr u32 kStride = kGroupsOfWarps * nvfp4::kBrickBytes, kTokenChunk = kTokens * 128;
     const u32 thread = thread_index(), warp = thread / 32 % 4, lane = thread % 32;
     const u32 group = __shfl_sync(~0u, thread / 128, 0);
     const Part part = next_part();
-    const auto has = [](Part p, u32 unit) {  // whether this warp has rows of a row tile to multiply
-        const u32 quarter = unit * 4 + thread_index() / 32 % 4;
-        return kByWarp ? quarter >= p.begin && quarter < p.end : unit * 4 < p.end;
-    };
-    const u32 own = part.begin / 4 + (kByWarp && warp < part.begin % 4);
-    const u64 bricks = static_cast<u64>(part.pass.expert * kUnits + own) * kChunks + group;
+    const u64 bricks = static_cast<u64>(part.pass.expert * kUnits + part.begin) * kChunks + group;
     const u8* brick = c.weights + bricks * nvfp4::kBrickBytes;
     const u8* nibbles = brick + warp * nvfp4::kQuarterNibbleBytes + lane * 16;
     const u8* scales = brick + nvfp4::kScaleOffset + warp * nvfp4::kQuarterScaleBytes + lane * 2;
     u32 next = group;
     const auto fetch = [&](Slot& slot, u32 u) {
         if (kEven || next + u * kGroupsOfWarps < kChunks) {
-            slot.nibbles = kByWarp ? load_in_order(nibbles + u * kStride) : load_once(nibbles + u * kStride);
-            slot.scales = kByWarp ? load_pair_in_order(scales + u * kStride) : load_pair_once(scales + u * kStride);
+            slot.nibbles = kSyncs ? load_in_order(nibbles + u * kStride) : load_once(nibbles + u * kStride);
+            slot.scales = kSyncs ? load_pair_in_order(scales + u * kStride) : load_pair_once(scales + u * kStride);
         } else {
             slot = {};
         }
@@ -110,7 +104,7 @@ WC_DEVICE void few_tokens(const Context& c) {
         }
     };
     const auto copy = [&] {
-        copy_tokens<kTokens, kChunks, 1>(kByWarp ? c.natural : c.ordered, smem_address(shared), part.pass.count, 0,
+        copy_tokens<kTokens, kChunks, 1>(kSyncs ? c.natural : c.ordered, smem_address(shared), part.pass.count, 0,
                                          [&](u32 token) { return row_of(part.pass.from + token); });
         copy_commit();
     };
@@ -118,44 +112,40 @@ WC_DEVICE void few_tokens(const Context& c) {
     constexpr bool kTokensFirst = kGated && kTokens == 8;
     if (kTokensFirst) copy();
     Slot ring[kRing];
-    if (has(part, own)) {
-        WC_UNROLL
-        for (u32 u = 0; u < kRing; ++u) fetch(ring[u], u);
-    }
-    if (!kGated || !kByWarp) grid_dependency_wait();
+    WC_UNROLL
+    for (u32 u = 0; u < kRing; ++u) fetch(ring[u], u);
+    if (!kGated || !kSyncs) grid_dependency_wait();
     if (!kTokensFirst) copy();
     copy_wait<0>();
-    if (!kByWarp) fence_for_wgmma();
+    if (!kSyncs) fence_for_wgmma();
     __syncthreads();
 
     const u32 low = descriptor_low(smem_address(shared));
     const u32 row = smem_address(shared) + lane / 4 * 128 + ((lane % 4 * 2 ^ lane / 4) << 4);
     WC_NO_UNROLL
-    for (u32 unit = part.begin / 4; unit * 4 < next_part().end; ++unit) {
-        float acc[kByWarp ? 2 : 1][kTokens / 2] = {};
+    for (u32 unit = part.begin; unit < next_part().end; ++unit) {
+        float acc[kSyncs ? 2 : 1][kTokens / 2] = {};
         u32 a[2][8];
-        const bool follows = has(next_part(), unit + 1);
-        if (!kByWarp || has(next_part(), unit)) {
-            WC_NO_UNROLL
-            for (u32 turn = 0; turn < kTurns; ++turn) {
-                const bool more = turn + 1 < kTurns || follows;
-                advance();
-                WC_UNROLL
-                for (u32 u = 0; u < kRing; ++u) {
-                    u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + group;
-                    if (!kEven && chunk >= kChunks) chunk = 0;  // zero weights need tokens that are no leftovers: NaN
-                    if constexpr (kByWarp) {
-                        multiply_sync<kTokens>(acc, ring[u], row + chunk * kTokenChunk);
+        const bool follows = unit + 1 < next_part().end;
+        WC_NO_UNROLL
+        for (u32 turn = 0; turn < kTurns; ++turn) {
+            const bool more = turn + 1 < kTurns || follows;
+            advance();
+            WC_UNROLL
+            for (u32 u = 0; u < kRing; ++u) {
+                u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + group;
+                if (!kEven && chunk >= kChunks) chunk = 0;  // zero weights need tokens that are no leftovers: NaN
+                if constexpr (kSyncs) {
+                    multiply_sync<kTokens>(acc, ring[u], row + chunk * kTokenChunk);
+                    if (more) fetch(ring[u], u);
+                } else {
+                    multiply<kTokens>(acc[0], a, ring[u], low + chunk * (kTokenChunk >> 4), [&] {
                         if (more) fetch(ring[u], u);
-                    } else {
-                        multiply<kTokens>(acc[0], a, ring[u], low + chunk * (kTokenChunk >> 4), [&] {
-                            if (more) fetch(ring[u], u);
-                        });
-                    }
+                    });
                 }
             }
         }
-        if constexpr (kByWarp) {
+        if constexpr (kSyncs) {
             WC_UNROLL
             for (u32 i = 0; i < kTokens / 2; ++i) acc[0][i] += acc[1][i];
         } else {
@@ -167,9 +157,8 @@ WC_DEVICE void few_tokens(const Context& c) {
         spill_sums<0, kTokens / 8>(sums + group * kSlab, acc[0]);
         __syncthreads();
         const Part now = next_part();
-        store_tile<kGroupsOfWarps, kSlab, kThreads, kByWarp>(
-            c, sums, now.pass.expert, unit, unit * 4 < now.begin ? now.begin % 4 : 0,
-            unit * 4 + 4 > now.end ? now.end % 4 : 4, now.pass.from, now.pass.count, thread_index());
+        store_tile<kGroupsOfWarps, kSlab, kThreads, kSyncs>(c, sums, now.pass.expert, unit, now.pass.from,
+                                                            now.pass.count, thread_index());
     }
 }
 

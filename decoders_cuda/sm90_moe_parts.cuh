@@ -83,15 +83,13 @@ WC_DEVICE void copy_stage(const u16* x, u32 at, u32 n, u32 chunk) {
     copy_tokens<kTokens, kCount, 4>(x, at, n, chunk, [](u32 token) { return route_table().rows[token]; });
 }
 
-// Results of one row tile's quarters [from, to) for `n` tokens from `place` on: sums `kSlabs` partial sums, applies the
+// Results of one row tile for `n` tokens from `place` on: sums `kSlabs` partial sums, applies the
 // experts' factors (and SwiGLU), stores BF16, columns as the next product needs them. `rank` of `kRanks` threads.
 template <u32 kSlabs, u32 kSlabPitch, u32 kRanks, bool kNatural>
-WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 unit, u32 from, u32 to, u32 place, u32 n,
-                          u32 rank) {
+WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 unit, u32 place, u32 n, u32 rank) {
     WC_NO_UNROLL
     for (u32 i = rank; i < n * kPairs; i += kRanks) {
-        const u32 token = i / kPairs, pair = i % kPairs, quarter = pair / (kPairs / 4);
-        if (quarter < from || quarter >= to) continue;
+        const u32 token = i / kPairs, pair = i % kPairs;
         const float* s = sums + token * kSumPitch + (kGated ? (pair / 4) * 16 + (pair % 4) * 2 : pair * 2);
         float a[2] = {}, b[2] = {};
         WC_UNROLL
@@ -151,8 +149,8 @@ WC_DEVICE void store_blocks(const Context& c, const float (&acc)[kAccumulators],
     spill_sums<kFirst, kCount>(sums, acc);
     group_barrier(group);
     if (unit < kUnits) {
-        store_tile<1, 0, 128, false>(c, sums, expert, unit, 0, 4, place + 8 * kFirst,
-                                     left < 8 * kCount ? left : 8 * kCount, thread % 128);
+        store_tile<1, 0, 128, false>(c, sums, expert, unit, place + 8 * kFirst, left < 8 * kCount ? left : 8 * kCount,
+                                     thread % 128);
     }
     if constexpr (kFirst + kCount < kBlocks) store_blocks<kFirst + kCount>(c, acc, expert, unit, place, n);
 }

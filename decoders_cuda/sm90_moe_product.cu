@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(wc::moe::kThreads, 1)
     while (table.begin < table.end) {
         few_tokens_of(c);
         __syncthreads();
-        if (threadIdx.x == 0) table.begin = (table.begin / (4 * kUnits) + 1) * (4 * kUnits);
+        if (threadIdx.x == 0) table.begin = (table.begin / kUnits + 1) * kUnits;
         __syncthreads();
     }
     grid_dependency_wait();  // so that the next kernel's wait covers the one before this

@@ -34,15 +34,15 @@ FEW = (24, 16, 8)
 SYNC_TOKENS = 16
 #: Calls of at most so many tokens have kernels of their own, half as long.
 SMALL_TOKENS = 8
-# Measured prices, where a row tile of at most 8 tokens costs 64: of a quarter of one with more tokens, of a
-# group of four by the width of its products, of the first row of an expert.
+# Measured prices, where a row tile of at most 8 tokens costs 64: of one with more tokens, of a group of four
+# by the width of its products, of the first row of an expert.
 PRICES = {
-    "PART_PRICE": 24,
-    "QUARTER_PRICE_16": 19,
-    "QUARTER_PRICE_24": 20,
-    "GROUP_PRICE_32": 403,
-    "GROUP_PRICE_64": 538,
-    "GROUP_PRICE_128": 806,
+    "PART_PRICE": 40,
+    "TILE_PRICE_16": 84,
+    "TILE_PRICE_24": 92,
+    "GROUP_PRICE_32": 420,
+    "GROUP_PRICE_64": 480,
+    "GROUP_PRICE_128": 800,
 }
 #: Routes that one launch can sort; more tokens are computed in slices.
 MAX_ROUTES = 4096
