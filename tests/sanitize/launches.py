@@ -7,15 +7,17 @@ package switches torch's caching off), so that an access one element too far is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
+from bench.muse_moe_w4a16 import make_weights as make_experts
 from tests.kernels.gemm_instances import EXAMPLES as GEMM
 from tests.kernels.gemv_instances import EXAMPLES as GEMV
 from tests.kernels.matrices import Bits, few_exceptions
 from tests.kernels.products import on_gpu, padded, processors, stream
+from wcodec import moe
 from wcodec.codec import encode
 from wcodec.errors import WCodecError
 from wcodec.formats.bf16_w12 import BRICK_BYTES, TILE
@@ -27,6 +29,9 @@ from wcodec.kernels.router import Router, exact_parts
 # N = 1, K = 1, K not a multiple of 8, N not one of 64, several bricks each way, patches of both kinds.
 SHAPES = ((1, 15), (65, 1), (130, 136), (200, 330))
 SPLIT_SHAPE = (70, 1096)  # enough bricks along K for every split, an odd number of them
+
+
+Config = TypeVar("Config", GemvConfig, GemmConfig)
 
 
 class Weights:
@@ -78,20 +83,26 @@ def unpacking() -> None:
             check(torch.equal(got.view(torch.int16), on_gpu(w.bits)[slice(*rows)].view(torch.int16)))
 
 
+def cases(
+    examples: Mapping[str, Config], choose: Callable[[Config], bool]
+) -> Iterator[tuple[Weights, Config, int]]:
+    """Every matrix in the structures that `choose` takes, for several numbers of tokens."""
+    for shape in (*SHAPES, SPLIT_SHAPE):
+        w = Weights(shape)
+        for config in filter(choose, examples.values()):
+            for m in token_counts(config.tokens):
+                print(shape, m, config, flush=True)  # what the tool reports next is of this
+                yield w, config, m
+
+
 def small_products(choose: Callable[[GemvConfig], bool]) -> Callable[[], None]:
     """The small-m kernel in the structures that `choose` takes."""
 
     def run() -> None:
-        for shape in (*SHAPES, SPLIT_SHAPE):
-            w = Weights(shape)
-            for config in filter(choose, GEMV.values()):
-                for m in token_counts(config.tokens):
-                    print(shape, m, config, flush=True)  # what the tool reports next is of this
-                    x, out, bias = operands(m, *shape)
-                    kernel = Gemv(config, w.bricks, m, 0)
-                    kernel(
-                        stream(), x.data_ptr(), x.stride(0), out.data_ptr(), shape[0], bias=bias.data_ptr()
-                    )
+        for w, config, m in cases(GEMV, choose):
+            x, out, bias = operands(m, *w.shape)
+            kernel = Gemv(config, w.bricks, m, 0)
+            kernel(stream(), x.data_ptr(), x.stride(0), out.data_ptr(), w.shape[0], bias=bias.data_ptr())
 
     return run
 
@@ -100,23 +111,19 @@ def large_products(choose: Callable[[GemmConfig], bool]) -> Callable[[], None]:
     """The wgmma kernel in the structures that `choose` takes."""
 
     def run() -> None:
-        for shape in (*SHAPES, SPLIT_SHAPE):
-            w = Weights(shape)
-            for config in filter(choose, GEMM.values()):
-                for m in token_counts(config.tokens):
-                    large_product(config, w, m)
+        for w, config, m in cases(GEMM, choose):
+            large_product(w, config, m)
 
     return run
 
 
-def large_product(config: GemmConfig, w: Weights, m: int) -> None:
+def large_product(w: Weights, config: GemmConfig, m: int) -> None:
     """One launch, where the instance can run the shape."""
     try:
         nbytes = config.partial_bytes(*w.shape, m, processors())
         kernel = Gemm(config, w.bricks, m, 0, processors())
     except WCodecError:
         return
-    print(w.shape, m, config, flush=True)
     x, out, bias = operands(m, *w.shape)
     partials = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
     kernel(
@@ -129,6 +136,26 @@ def large_product(config: GemmConfig, w: Weights, m: int) -> None:
         bias=bias.data_ptr(),
     )
     check(not partials.any())
+
+
+def experts(*counts: int) -> Callable[[], None]:
+    """All kernels of the routed experts, for numbers of tokens that one kind of call serves."""
+
+    def run() -> None:
+        for hidden, intermediate in ((128, 64), (192, 128), (512, 512)):
+            local = [1, 2, 4]
+            made = make_experts(experts=len(local), hidden=hidden, intermediate=intermediate)
+            state = moe.prepare(
+                made, moe.Config(hidden, intermediate, num_experts=6, top_k=3, local_experts=local)
+            )
+            for m in counts:
+                print(hidden, intermediate, m, flush=True)
+                ids = torch.rand(m, 6, device="cuda").argsort(1)[:, :3].contiguous()
+                ids[: m // 2, 0] = 2  # an expert with many tokens; some tokens meet it twice
+                x, gates = torch.randn(m, hidden, device="cuda").bfloat16(), torch.rand(m, 3, device="cuda")
+                check(moe.forward(x, ids, gates, state).isfinite().all().item())
+
+    return run
 
 
 def router(tokens: Iterable[int]) -> Callable[[], None]:
@@ -185,6 +212,9 @@ KERNELS: dict[str, tuple[str, Callable[[], None]]] = {
     "gemm, split": ("sm90_gemm", large_products(lambda c: c.split > 1 and not c.cluster)),
     "gemm, dealt evenly": ("sm90_gemm", large_products(lambda c: c.split == 0)),
     "gemm, cluster": ("sm90_gemm", large_products(lambda c: c.cluster)),
+    "experts, at most 8 tokens": ("_moe_", experts(1, 8)),
+    "experts, at most 16 tokens": ("_moe_", experts(9, 16)),
+    "experts, more tokens": ("_moe_", experts(17, 150)),
     "router, few tokens": ("router_fma", router((1, 3, 8))),
     "router, more tokens": ("sm90_router", router((9, 16, 33, 100))),
 }
