@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from wcodec.analysis.findings import TensorReport
@@ -48,11 +48,12 @@ COLUMNS: dict[str, Callable[[TensorReport], Any]] = {
 
 def to_csv(tensors: Iterable[TensorReport]) -> str:
     """One line per tensor, with a header line; empty cells where a figure does not apply."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    lines: list[str] = []
+    # The writer quotes what holds a character of its line ends, and a name may hold either.
+    writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
     writer.writerow(COLUMNS)
     writer.writerows([_cell(value(t)) for value in COLUMNS.values()] for t in tensors)
-    return text.getvalue()
+    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
 def _cell(value: Any) -> Any:

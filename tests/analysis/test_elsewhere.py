@@ -65,6 +65,7 @@ def test_headers_only_reads_headers_only(server: Server, tmp_path: Path) -> None
     assert server.sent == opening
     assert header <= sum(sent for _, _, sent in opening)
     assert all(t.sampled for t in guess.tensors)
+    assert guess.to_dict()["totals"]["floor_ratio"] is None  # nothing was counted
     packed = {t.name: t for t in exact.tensors if t.format != "raw"}
     for t in guess.tensors:
         if t.name in packed and t.name != "outliers":

@@ -148,6 +148,13 @@ def test_csv_keeps_hostile_names_inert(hostile: Report) -> None:
     assert lines[1]["name"] == "'=cmd"
 
 
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
+def test_csv_runs_no_formula(tmp_path: Path, first: str) -> None:
+    report = wcodec.analyze(write(tmp_path / "m.safetensors", {f"{first}1+1": gaussian((4,))}))
+    (line,) = csv.DictReader(io.StringIO(report.to_csv(), newline=""))
+    assert line["name"] == f"'{first}1+1"
+
+
 class Outline(HTMLParser):
     """Checks nesting, collects text and scripts, and what a page would fetch."""
 
