@@ -85,6 +85,8 @@ def test_the_sample_option(tmp_path: Path) -> None:
 
     assert not any(t["sampled"] for t in json.loads(run("1GB").stdout)["tensors"])
     assert any(t["sampled"] for t in json.loads(run("1.5kB").stdout)["tensors"])
+    largest = max(t["bytes"] for t in json.loads(run("1GB").stdout)["tensors"])
+    assert not any(t["sampled"] for t in json.loads(run(str(largest)).stdout)["tensors"])  # all was read
     assert all(t["sampled"] for t in json.loads(run("0").stdout)["tensors"])
     for bad in ("lots", "-1MB", "4 m", ""):
         done = run(bad)
