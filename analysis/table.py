@@ -6,7 +6,6 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -19,17 +18,15 @@ from wcodec.analysis.findings import Window
 from wcodec.analysis.report import Report
 from wcodec.analysis.rows import FEW, Row, by_block_kind, folded_rows, single_rows, sparkline
 from wcodec.analysis.totals import Bf16Totals
+from wcodec.named_table import ALWAYS, Column, named_table
 from wcodec.units import bits, count, duration, number, percent, shape_text, size, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: Characters that a tensor's name gets before columns are dropped for it.
-NAME_WIDTH = 46
 #: Rows that are left as they are and hold less than this part of the bytes are summed up in one line.
 MINOR = 0.01
-ALWAYS = 99
 
 
 def to_text(report: Report, *, every: bool = False, width: int = 200) -> str:
@@ -80,29 +77,12 @@ def _bytes_of(report: Report, kind: str) -> int:
 
 
 def _rows_table(rows: list[Row], width: int) -> Table:
-    from rich.table import Table
-
-    cells = [[Text.from_markup(column.cell(row)) for row in rows] for column in _COLUMNS]
-    widths = [
-        max(len(column.title), *(cell.cell_len for cell in texts)) + 2
-        for column, texts in zip(_COLUMNS, cells, strict=True)
+    columns = [
+        Column(title, [Text.from_markup(cell(row)) for row in rows], priority, justify)
+        for title, cell, priority, justify in _COLUMNS
     ]
-    names = [_name(row) for row in rows]
-    longest = max(name.cell_len for name in names)
-    kept = [i for i in range(len(_COLUMNS)) if any(cell.cell_len for cell in cells[i])]
-    for i in sorted(kept, key=lambda i: _COLUMNS[i].priority):
-        if width - sum(widths[k] for k in kept) >= min(longest, NAME_WIDTH) or _COLUMNS[i].priority == ALWAYS:
-            break
-        kept.remove(i)
-    room = max(width - sum(widths[k] for k in kept), 12)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("tensor", no_wrap=True)
-    for k in kept:
-        table.add_column(_COLUMNS[k].title, justify=_COLUMNS[k].justify, no_wrap=True)
-    for i, row in enumerate(rows):
-        style = "" if row.saves_bytes else "dim"
-        table.add_row(_shorten(names[i], room), *(cells[k][i] for k in kept), style=style)
-    return table
+    styles = ["" if row.saves_bytes else "dim" for row in rows]
+    return named_table("tensor", [_name(row) for row in rows], columns, width, styles)
 
 
 def _name(row: Row) -> Text:
@@ -110,15 +90,6 @@ def _name(row: Row) -> Text:
     if len(row.tensors) > 1:
         name.append(f" ×{len(row.tensors)}", style="cyan")
     return name
-
-
-def _shorten(text: Text, room: int) -> Text:
-    """Cut the middle out of a name: its end says what a tensor is."""
-    excess = text.cell_len - room
-    if excess <= 0:
-        return text
-    head = max(room // 3, 1)
-    return Text.assemble(text[:head], "…", text[head + excess + 1 :])
 
 
 def _left_line(rows: list[Row], report: Report) -> str:
@@ -172,29 +143,20 @@ def _sparkline(row: Row) -> str:
     return f"[blue]{sparkline(row.exponent_counts)}[/]" if row.exponent_counts else ""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column; where the console is narrow, the lowest priority goes first."""
-
-    title: str
-    cell: Callable[[Row], str]
-    priority: int
-    justify: Literal["left", "right"] = "right"
-
-
-_COLUMNS = [
-    Column("kind", lambda row: row.first.kind, 5, "left"),
-    Column("shape", lambda row: shape_text(row.first.shape), 4),
-    Column("exponents", _sparkline, 2, "left"),
-    Column("H(exp)", lambda row: bits(row.entropy.exponent), 8),
-    Column("floor", lambda row: bits(row.entropy.total), 9),
-    Column("window", _window, 6),
-    Column("outside", _exceptions, 7),
-    Column("bits", lambda row: bits(row.bits_per_weight), ALWAYS),
-    Column("saves", _saved, ALWAYS),
-    Column("per read", lambda row: f"−{duration(row.saves_us)}" if row.saves_bytes else "", 3),
-    Column("verdict", _verdict, 10, "left"),
-    Column("why", lambda row: escape(row.reason), 1, "left"),
+#: Title, cell as rich markup, priority, and side of each column.
+_COLUMNS: list[tuple[str, Callable[[Row], str], int, Literal["left", "right"]]] = [
+    ("kind", lambda row: row.first.kind, 5, "left"),
+    ("shape", lambda row: shape_text(row.first.shape), 4, "right"),
+    ("exponents", _sparkline, 2, "left"),
+    ("H(exp)", lambda row: bits(row.entropy.exponent), 8, "right"),
+    ("floor", lambda row: bits(row.entropy.total), 9, "right"),
+    ("window", _window, 6, "right"),
+    ("outside", _exceptions, 7, "right"),
+    ("bits", lambda row: bits(row.bits_per_weight), ALWAYS, "right"),
+    ("saves", _saved, ALWAYS, "right"),
+    ("per read", lambda row: f"−{duration(row.saves_us)}" if row.saves_bytes else "", 3, "right"),
+    ("verdict", _verdict, 10, "left"),
+    ("why", lambda row: escape(row.reason), 1, "left"),
 ]
 
 

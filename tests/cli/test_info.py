@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from tests.container.weightfiles import build, gaussian, mixed, write
 from wcodec.bits import digest
-from wcodec.cli import main
+from wcodec.cli import console, main
 from wcodec.container import pack_directory, pack_file
 from wcodec.container.describe import describe
 from wcodec.container.record import RECORD_NAME
@@ -118,3 +120,21 @@ def test_an_address_is_described_from_its_headers() -> None:
     done = run(packed)
     assert done.exit_code == 2
     assert "download it first" in done.stderr
+
+
+@pytest.mark.parametrize("plan", [[], ["--plan"]])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fit_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: list[str], width: int
+) -> None:
+    names = ("embeddings.word_embeddings.weight", f"{'a' * 90}.tail", "short")
+    write(tmp_path / "a.safetensors", {name: gaussian((64, 64)) for name in names})
+    pack_file(tmp_path / "a.safetensors", tmp_path / "p.safetensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "stdout", lambda: Console(file=sys.stdout, width=width, highlight=False))
+    lines = run("p.safetensors", *plan).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [line for line in lines if "kB" in line and line.startswith(("embed", "aaa", "short"))]
+    assert len(rows) == 3  # no name is folded
+    assert any(".tail " in row and "…" in row for row in rows)
+    assert all(word in " ".join(lines) for word in ("format", "stored") if not plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +14,7 @@ from wcodec.units import number, visible
 
 if TYPE_CHECKING:
     from wcodec.analysis.plan import LayerPlan, ModelPlan
-    from wcodec.container.describe import Description
+    from wcodec.container.describe import Description, TensorFacts
 
 EPILOG = """\b
 Examples:
@@ -71,30 +71,25 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _print_table(description: Description) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("tensor", overflow="fold")
-    for title in ("format", "dtype", "shape"):
-        table.add_column(title, no_wrap=True)
-    for title in ("bytes", "stored", "bits/weight"):
-        table.add_column(title, justify="right", no_wrap=True)
+    from wcodec.named_table import ALWAYS, Column, named_table
+
+    def column(title: str, priority: int, cell: Callable[[TensorFacts], str]) -> Column:
+        words = title in ("format", "dtype", "shape", "xxh3-128")
+        cells = [Text(cell(tensor)) for tensor in description.tensors]
+        return Column(title, cells, priority, "left" if words else "right")
+
+    columns = [
+        column("format", ALWAYS, lambda t: t.format),
+        column("dtype", 4, lambda t: visible(t.dtype)),
+        column("shape", 5, lambda t: units.shape_text(t.shape)),
+        column("bytes", 3, lambda t: units.size(t.nbytes)),
+        column("stored", ALWAYS, lambda t: "with weight" if t.within else units.size(t.stored_bytes)),
+        column("bits/weight", 2, lambda t: units.bits(t.bits_per_weight, 3)),
+    ]
     if description.packed:
-        table.add_column("xxh3-128", style="dim", overflow="ellipsis", no_wrap=True, max_width=12)
-    for tensor in description.tensors:
-        bits = tensor.bits_per_weight
-        row = [
-            escape(visible(tensor.name)),
-            tensor.format,
-            escape(visible(tensor.dtype)),
-            units.shape_text(tensor.shape),
-            units.size(tensor.nbytes),
-            units.size(tensor.stored_bytes) if tensor.within is None else "with weight",
-            units.bits(bits, 3),
-        ]
-        if description.packed:
-            row.append(tensor.digest.hex() if tensor.digest is not None else "")
-        table.add_row(*row)
+        columns.append(column("xxh3-128", 1, lambda t: t.digest.hex()[:12] if t.digest else ""))
     out = console.stdout()
     out.print(f"[bold]{escape(visible(description.path))}[/bold]: {description.kind}")
     for source in description.sources:
@@ -102,7 +97,9 @@ def _print_table(description: Description) -> None:
             f"{escape(visible(source.file))}: original {units.size(source.nbytes)},"
             f" xxh3-128 {source.digest.hex()}, written by {escape(visible(source.tool))}"
         )
-    out.print(table)
+    if description.tensors:
+        names = [Text(visible(tensor.name)) for tensor in description.tensors]
+        out.print(named_table("tensor", names, columns, out.width))
     totals = description.totals
     share = f" ({units.percent(totals['ratio'])})" if description.packed and totals["ratio"] else ""
     packed = f", {totals['packed_tensors']:,} packed" if description.packed else ""
@@ -115,24 +112,30 @@ def _print_table(description: Description) -> None:
 
 def _print_plan(plan: ModelPlan) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("layer", overflow="fold")
-    for title in ("weights", "memory", "→ packed", "reading", "→ packed"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, layer in _folded(plan.layers):
-        table.add_row(
-            escape(visible(name)),
-            units.count(layer.weights),
-            units.size(layer.nbytes),
-            units.size(layer.packed_bytes),
-            units.duration(layer.read_us) if layer.read_us else "looked up",
-            units.duration(layer.packed_read_us) if layer.packed_read_us else "",
-        )
+    from wcodec.named_table import ALWAYS, Column, named_table
+
+    rows = list(_folded(plan.layers))
+
+    def column(title: str, priority: int, cell: Callable[[LayerPlan], str]) -> Column:
+        return Column(title, [Text(cell(layer)) for _, layer in rows], priority)
+
+    columns = [
+        column("weights", 1, lambda layer: units.count(layer.weights)),
+        column("memory", ALWAYS, lambda layer: units.size(layer.nbytes)),
+        column("→ packed", ALWAYS, lambda layer: units.size(layer.packed_bytes)),
+        column(
+            "reading", ALWAYS, lambda layer: units.duration(layer.read_us) if layer.read_us else "looked up"
+        ),
+        column(
+            "→ packed", ALWAYS, lambda layer: units.duration(layer.packed_read_us) if layer.read_us else ""
+        ),
+    ]
     out, totals = console.stdout(), plan.totals
     out.print(f"[bold]{escape(visible(plan.path))}[/bold] on {escape(plan.gpu.name)}, per layer")
-    out.print(table)
+    if rows:
+        out.print(named_table("layer", [Text(visible(name)) for name, _ in rows], columns, out.width))
     out.print(
         f"GPU memory {units.size(totals['bytes'])} → {units.size(totals['packed_bytes'])};"
         f" at most {units.size(totals['peak_bytes'])} while it is packed layer by layer"
