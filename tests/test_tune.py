@@ -47,7 +47,7 @@ def test_bad_shapes_are_said_in_one_line(command: str, args: list[str], message:
 
 
 def test_a_table_without_a_place_is_refused_at_once() -> None:
-    result = run("tune", "64x64", "--out", "nowhere/table.json")
+    result = run("tune", "64x64", "--output", "nowhere/table.json")
     assert result.exit_code == 2
     assert "there is no folder 'nowhere'" in result.stderr
 
@@ -143,7 +143,7 @@ def test_tuning_says_a_line_per_product(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tune, "tune", measure)
     monkeypatch.setattr("wcodec.cli.gpu.gpu_index", lambda device: 0)
     monkeypatch.setattr("wcodec.cuda.device.device_info", lambda index: H200)
-    result = run("tune", "64x128", "--tokens", "1", "--out", str(tmp_path / "table.json"))
+    result = run("tune", "64x128", "--tokens", "1", "--output", str(tmp_path / "table.json"))
     assert result.stdout == f"{tmp_path / 'table.json'}\n"
     assert result.stderr == "wcodec: 64x128, 1 token: decode 14.9, gemv 7.2, cuBLAS 10.6 µs; gemv 1.47x\n"
 

@@ -17,7 +17,7 @@ EPILOG = """\b
 Examples:
   wcodec tune 4096x8192 8192x1024
   wcodec tune 28672x4096 --tokens 1,16,64 --device cuda:1
-  wcodec tune 4096x4096 --out table.json
+  wcodec tune 4096x4096 -o table.json
 """
 
 
@@ -31,7 +31,8 @@ Examples:
 )
 @click.option("--device", default="cuda", show_default=True, metavar="CUDA", help="GPU to measure on.")
 @click.option(
-    "--out",
+    "-o",
+    "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write the table to FILE instead; this machine does not use it.",
@@ -41,7 +42,7 @@ def command(
     shapes: tuple[tuple[int, int], ...],
     tokens: tuple[int, ...] | None,
     device: str,
-    out: Path | None,
+    output: Path | None,
     quiet: bool,
 ) -> None:
     """Time every kernel and configuration for weights of NxK (out x in features, per GPU).
@@ -61,8 +62,8 @@ def command(
         gain = f"{best.kernel} {best.cublas_us / best.us:.2f}x"
         console.remark(f"{what}: {times}, cuBLAS {best.cublas_us:.1f} µs; {gain}", quiet=quiet)
 
-    if out is not None and not out.parent.is_dir():  # said before minutes of measuring
-        raise click.BadParameter(f"there is no folder {str(out.parent)!r}", param_hint="--out")
+    if output is not None and not output.parent.is_dir():  # said before minutes of measuring
+        raise click.BadParameter(f"there is no folder {str(output.parent)!r}", param_hint="--output")
     info = device_info(gpu_index(device))
-    tune(shapes, device, tokens or (*CLASSES, *PREFILL), report, out)
-    click.echo(str(out or tuned_path(info.name)))
+    tune(shapes, device, tokens or (*CLASSES, *PREFILL), report, output)
+    click.echo(str(output or tuned_path(info.name)))
