@@ -199,7 +199,7 @@ def _parts(name: str, file: PackedFile) -> Iterator[TensorFacts]:
             part.stored.end - part.stored.begin,
             part.digest,
             part.within,
-            part.packed.numel if part.packed is not None and part.within is None else None,
+            part.packed.numel if part.packed is not None and part.entry.name in file.record.pairs else None,
         )
 
 
