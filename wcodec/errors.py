@@ -41,13 +41,8 @@ class WCodecError(Exception):
         super().__init__(problem)
 
     def __str__(self) -> str:
-        where = "".join(
-            part
-            for part in (
-                f"{visible(self.file)}: " if self.file else "",
-                f"tensor {self.tensor!r}: " if self.tensor else "",
-            )
-        )
+        where = "" if self.file is None else f"{visible(self.file)}: "
+        where += "" if self.tensor is None else f"tensor {self.tensor!r}: "
         return f"{where}{self.problem}" + (f"; {self.mend}" if self.mend else "")
 
     def __reduce__(self) -> tuple[object, ...]:

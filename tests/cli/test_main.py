@@ -110,6 +110,7 @@ def test_usage_errors_are_one_line(args: list[str], says: str) -> None:
         (MalformedError("cut short", file="a.safetensors", tensor="w", mend="copy it again"), 2,
          "wcodec: error: a.safetensors: tensor 'w': cut short; copy it again"),
         (MismatchError("digests differ", file="a"), 1, "wcodec: error: a: digests differ"),
+        (MismatchError("digests differ", tensor=""), 1, "wcodec: error: tensor '': digests differ"),
         (FileNotFoundError(2, "No such file", "x"), 2, "wcodec: error: x: No such file"),
         (OSError(28, "No space left on device", "y"), 2, "wcodec: error: y: No space left on device"),
         (PermissionError(13, "Permission denied", b"y"), 2,

@@ -196,7 +196,7 @@ def _mismatch(problem: str, packed: PackedFile, part: Part | None) -> MismatchEr
 
 
 def _words(error: MismatchError) -> str:
-    return f"tensor {error.tensor!r}: {error.problem}" if error.tensor else error.problem
+    return f"tensor {error.tensor!r}: {error.problem}" if error.tensor is not None else error.problem
 
 
 def _forget(offset: int, data: U8) -> None:
