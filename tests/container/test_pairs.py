@@ -207,6 +207,10 @@ LEFT: dict[str, tuple[dict[str, Tensor], str]] = {
         {**modelopt(), "q.weight_scale_2": f32(np.nan)},
         "q.weight stays as it is: a NaN as global scale",
     ),
+    "signalling NaN": (
+        {**modelopt(), "q.weight_scale_2": ("F32", (), bytes.fromhex("0100807f"))},
+        "q.weight stays as it is: a NaN as global scale",
+    ),
     "negative": (
         {**modelopt(), "q.weight_scale_2": f32(-1.0)},
         "q.weight stays as it is: a negative global scale",

@@ -97,7 +97,8 @@ class _Pair:
         if entry.name == scale.name:
             return count_scales(data)
         values = data.view("<f4")
-        odd = (values == 0, np.isinf(values), np.isnan(values), values < 0)
+        with np.errstate(invalid="ignore"):  # signalling NaNs are NaNs
+            odd = (values == 0, np.isinf(values), np.isnan(values), values < 0)
         return np.array([found.sum() for found in odd], dtype=np.int64)
 
     def encoder(self, counts: Mapping[str, Any]) -> Encoder | str:
