@@ -5,9 +5,9 @@
 // input gives the same bits. A warp decodes quarters of bricks into the A operand, patches applied: the product is that
 // of the original weights. Tokens are the columns of B, read by ldmatrix from shared memory.
 //
-// WC_REGISTER_RING 1: each warp keeps WC_STAGES chunks of weights in flight in registers, x beside them in shared
-//   memory, two slots per stage: the load of the next chunk starts when the weights are decoded, before x is read.
-//   Few instructions. Warps fetch x for themselves, but through L1, where the CTAs of an SM find each other's.
+// WC_REGISTER_RING 1: each warp keeps a chunk of weights in flight in registers (WC_STAGES is 1), x beside it in two
+//   slots of shared memory: the load of the next chunk starts when the weights are decoded, before x is read. Few
+//   instructions. Warps fetch x for themselves, but through L1, where the CTAs of an SM find each other's.
 // WC_REGISTER_RING 0: weights and x in WC_STAGES slots of shared memory, filled by cp.async; the WC_ROW_WARPS warps of
 //   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
 //
@@ -60,7 +60,7 @@ constexpr u32 kPatchOffset = gemv::kTile / gemv::kQuarterRows * kQuarterBytes;
 // Who shares x: a warp alone, or the row warps of one K group.
 constexpr u32 kXWarps = kRegisterRing ? 1 : kRowWarps;
 constexpr u32 kXOwners = kWarps / kXWarps;
-constexpr u32 kXSlots = kRegisterRing ? 2 * kStages : kStages;
+constexpr u32 kXSlots = kRegisterRing ? 2 : kStages;
 constexpr u32 kXSlotBytes = kTokens * 128;
 constexpr u32 kXRowsPerCopy = 4 * kXWarps;
 constexpr u32 kXCopies = (kTokens + kXRowsPerCopy - 1) / kXRowsPerCopy;
@@ -93,7 +93,7 @@ constexpr u32 kBarrierOffset = kExchangeOffset + kSplit * kShare * 16;
 static_assert(kTokens == 1 || (kTokens % 8 == 0 && kTokens <= 32), "WC_TOKENS");
 static_assert(gemv::kTile % (kQuarters * gemv::kQuarterRows) == 0, "a warp's quarters lie in one brick");
 static_assert(kRows > gemv::kTile || gemv::kTile % kRows == 0, "the last CTA's rows lie in the last row tile");
-static_assert(kStages >= (kRegisterRing ? 1 : 2), "WC_STAGES");
+static_assert(kRegisterRing ? kStages == 1 : kStages >= 2, "WC_STAGES");
 static_assert(!kEager || (!kRegisterRing && kRowWarps == 1), "WC_EAGER");
 static_assert(kSumFloats <= kSumPitch, "partial sums overlay the ring");
 static_assert(kSplit >= 1 && kSplit <= 8, "WC_SPLIT");
@@ -156,8 +156,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     keep(x_store);
     keep(x_matrix);
 
-    u32x4 planes[kRegisterRing ? kStages : 1][kQuarters][kPlanes];
-    u32 patches[kRegisterRing ? kStages : 1][kQuarters];
+    u32x4 planes[kQuarters][kPlanes];  // of a ring in registers
+    u32 patches[kQuarters];
 
     u32 ahead = group;  // the chunk to ask for next
 
@@ -180,13 +180,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
             }
         }
     };
-    const auto fill = [&](u32 stage, u32 x_slot) {
+    const auto fill = [&](u32 to) {
         if (ahead < chunks) {
             u32 chunk = ahead;
             keep(chunk);  // one multiply-add per address instead of pointers that move
             const u8* const planes_at = plane_load + static_cast<u64>(chunk) * Decoder::kBrickBytes;
             const u8* const patches_at = patch_load + static_cast<u64>(chunk) * Decoder::kBrickBytes;
-            const u32 slot = weight_slots + stage * kWeightSlotBytes;
+            const u32 slot = weight_slots + to * kWeightSlotBytes;
             WC_UNROLL
             for (u32 q = 0; q < kQuarters; ++q) {
                 WC_UNROLL
@@ -194,19 +194,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                     const u32 p = (i + kPlanes - 1) % kPlanes;  // codes first: decoding starts with them
                     const u32 offset = (q * kPlanes + p) * gemv::kPlaneBytes;
                     if constexpr (kRegisterRing) {
-                        planes[stage][q][p] = load_once(planes_at + offset);
+                        planes[q][p] = load_once(planes_at + offset);
                     } else {
                         copy_async(slot + offset, planes_at + offset);
                     }
                 }
                 if constexpr (kRegisterRing && Decoder::kPatchBytes != 0) {
-                    patches[stage][q] = load_once_word(patches_at + q * Decoder::kPatchBytes);
+                    patches[q] = load_once_word(patches_at + q * Decoder::kPatchBytes);
                 }
             }
             if constexpr (!kRegisterRing && Decoder::kPatchBytes != 0) {
                 if (lane < kQuarters) copy_async(slot + kQuarters * kQuarterBytes, patches_at);
             }
-            fill_x(x_slot, chunk);
+            fill_x(to, chunk);
             ahead += kGroups;
         }
         copy_commit();
@@ -224,76 +224,72 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
 #endif
     constexpr u32 kAhead = kRegisterRing ? kStages : kStages - 1;
     WC_UNROLL
-    for (u32 stage = 0; stage < kAhead; ++stage) fill(stage, stage);
+    for (u32 i = 0; i < kAhead; ++i) fill(i);
     w12::prefetch_overflow(overflow, overflow_sectors, threadIdx.x * gridDim.x + blockIdx.x);
 
     float sums[kQuarters][kTokenTiles][4] = {};
-    // Register ring: x_matrix and x_store point to the two halves of the x slots, `step` from the one to the other.
-    u32 step = kStages * kXSlotBytes;
+    u32 stage = 0;  // the slot of the chunk at hand
+    // Register ring: x_matrix and x_store point to the two slots of x, `step` from the one to the other.
+    u32 step = kXSlotBytes;
     if constexpr (kRegisterRing) x_store += step;
     WC_NO_UNROLL
-    for (u32 base = group; base < chunks; base += kStages * kGroups) {
+    for (u32 chunk = group; chunk < chunks; chunk += kGroups) {
+        const u32 next = stage == 0 ? kStages - 1 : stage - 1;
+        if constexpr (kEager) {
+            __syncwarp();  // the chunk before has been read from its slot
+            fill(next);
+            copy_wait<kAhead>();
+            __syncwarp();
+        } else {
+            copy_wait<kAhead - 1>();
+            sync_sharers(own_group);
+            if constexpr (!kRegisterRing) fill(next);
+        }
+        const u32 x_slot = x_matrix + stage * kXSlotBytes;
         WC_UNROLL
-        for (u32 stage = 0; stage < kStages; ++stage) {
-            if (stage > 0 && base + stage * kGroups >= chunks) break;
-            const u32 next = (stage + kAhead) % kStages;
-            if constexpr (kEager) {
-                __syncwarp();  // the chunk before has been read from its slot
-                fill(next, next);
-                copy_wait<kAhead>();
-                __syncwarp();
-            } else {
-                copy_wait<kAhead - 1>();
-                sync_sharers(own_group);
-                if constexpr (!kRegisterRing) fill(next, next);
-            }
-            const u32 x_slot = x_matrix + stage * kXSlotBytes;
+        for (u32 q = 0; q < kQuarters; q += kTogether) {
+            const u32 slot = weight_slots + stage * kWeightSlotBytes + q * kQuarterBytes;
+            u32x4 loaded[kTogether][kPlanes];
+            u32 patch[kTogether] = {};
             WC_UNROLL
-            for (u32 q = 0; q < kQuarters; q += kTogether) {
-                const u32 slot = weight_slots + stage * kWeightSlotBytes + q * kQuarterBytes;
-                u32x4 loaded[kTogether][kPlanes];
-                u32 patch[kTogether] = {};
+            for (u32 i = 0; i < kTogether; ++i) {
                 WC_UNROLL
-                for (u32 i = 0; i < kTogether; ++i) {
-                    WC_UNROLL
-                    for (u32 p = 0; p < kPlanes; ++p) {
-                        loaded[i][p] = kRegisterRing ? planes[kRegisterRing ? stage : 0][q + i][p]
-                                                     : load_smem(slot + (i * kPlanes + p) * gemv::kPlaneBytes);
-                    }
-                    if constexpr (Decoder::kPatchBytes != 0) {
-                        patch[i] = kRegisterRing ? patches[kRegisterRing ? stage : 0][q + i]
-                                                 : load_smem_word(patch_slots + stage * kWeightSlotBytes +
-                                                                  (q + i) * Decoder::kPatchBytes);
-                    }
+                for (u32 p = 0; p < kPlanes; ++p) {
+                    loaded[i][p] = kRegisterRing ? planes[q + i][p]
+                                                 : load_smem(slot + (i * kPlanes + p) * gemv::kPlaneBytes);
                 }
-                const auto scratch = [&](u32 i) {
-                    if constexpr (!kRegisterRing) return slot + i * kQuarterBytes - lane * 16;
-                    return kScratch ? shared + kWeightsOffset + warp * kScratchBytes
-                                    : __shfl_sync(~0u, x_store, 0) + stage * kXSlotBytes;
-                };
-                u32 a[kTogether][16];
-                decoder.decode(a, loaded, patch, scratch, lane);
-                if (kRegisterRing && q == kQuarters - 1) fill(stage, stage);
+                if constexpr (Decoder::kPatchBytes != 0) {
+                    patch[i] = kRegisterRing ? patches[q + i]
+                                             : load_smem_word(patch_slots + stage * kWeightSlotBytes +
+                                                              (q + i) * Decoder::kPatchBytes);
+                }
+            }
+            const auto scratch = [&](u32 i) {
+                if constexpr (!kRegisterRing) return slot + i * kQuarterBytes - lane * 16;
+                return kScratch ? shared + kWeightsOffset + warp * kScratchBytes : __shfl_sync(~0u, x_store, 0);
+            };
+            u32 a[kTogether][16];
+            decoder.decode(a, loaded, patch, scratch, lane);
+            if (kRegisterRing && q == kQuarters - 1) fill(0);
 #if WC_DUMP
-                for (u32 i = 0; i < kTogether; ++i) {
-                    const u32 index = (quarter / 4 * chunks + base + stage * kGroups) * 4 + quarter % 4 + q + i;
-                    for (u32 r = 0; r < 16; ++r) {
-                        reinterpret_cast<u32*>(out)[index * 512 + r / 4 * 128 + lane * 4 + r % 4] = a[i][r];
-                    }
+            for (u32 i = 0; i < kTogether; ++i) {
+                const u32 index = (quarter / 4 * chunks + chunk) * 4 + quarter % 4 + q + i;
+                for (u32 r = 0; r < 16; ++r) {
+                    reinterpret_cast<u32*>(out)[index * 512 + r / 4 * 128 + lane * 4 + r % 4] = a[i][r];
                 }
+            }
 #endif
+            WC_UNROLL
+            for (u32 pair = 0; pair < 2; ++pair) {  // two steps: 32 columns
                 WC_UNROLL
-                for (u32 pair = 0; pair < 2; ++pair) {  // two steps: 32 columns
+                for (u32 t = 0; t < kTokenTiles; ++t) {
+                    u32 b[4];
+                    ldmatrix_x4(b, (x_slot ^ pair * 64) + t * 1024);
                     WC_UNROLL
-                    for (u32 t = 0; t < kTokenTiles; ++t) {
-                        u32 b[4];
-                        ldmatrix_x4(b, (x_slot ^ pair * 64) + t * 1024);
+                    for (u32 half = 0; half < 2; ++half) {
                         WC_UNROLL
-                        for (u32 half = 0; half < 2; ++half) {
-                            WC_UNROLL
-                            for (u32 i = 0; i < kTogether; ++i) {
-                                mma_m16n8k16(sums[q + i][t], a[i] + 8 * pair + 4 * half, b[2 * half], b[2 * half + 1]);
-                            }
+                        for (u32 i = 0; i < kTogether; ++i) {
+                            mma_m16n8k16(sums[q + i][t], a[i] + 8 * pair + 4 * half, b[2 * half], b[2 * half + 1]);
                         }
                     }
                 }
@@ -303,6 +299,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
             x_matrix += step;
             x_store -= step;
             step = 0 - step;
+        } else {
+            stage = stage == kStages - 1 ? 0 : stage + 1;
         }
     }
 

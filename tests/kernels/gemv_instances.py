@@ -6,9 +6,9 @@ from wcodec.kernels.gemv import GemvConfig
 
 EXAMPLES = {
     "1 token, registers": GemvConfig(1, 16, 1, 1, 1, True, 2),
-    "1 token, deep registers": GemvConfig(1, 8, 2, 1, 3, True, 1),
+    "1 token, registers, row warps": GemvConfig(1, 8, 2, 1, 1, True, 1),
     "1 token, shared": GemvConfig(1, 8, 2, 1, 4, False, 2),
-    "8 tokens, registers": GemvConfig(8, 8, 1, 1, 2, True, 4),
+    "8 tokens, registers": GemvConfig(8, 8, 1, 1, 1, True, 4),
     "8 tokens, shared": GemvConfig(8, 4, 4, 1, 3, False, 1),
     "16 tokens, registers": GemvConfig(16, 8, 1, 2, 1, True, 2),
     "16 tokens, shared": GemvConfig(16, 12, 1, 2, 2, False, 1),

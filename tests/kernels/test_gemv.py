@@ -26,7 +26,7 @@ from wcodec.kernels.gemv import (
 pytest.importorskip("cuda.bindings.nvrtc")
 
 _WEIGHTS_PER_LANE = 32  # of one quarter
-BUDGETS = {1: (2.8, 1.7), 8: (3.0, 1.8), 16: (3.6, 2.0), 32: (4.3, 2.1)}  # by tokens: all slots, integer ones
+BUDGETS = {1: (3.2, 1.9), 8: (3.5, 2.1), 16: (4.0, 2.4), 32: (5.0, 2.7)}  # by tokens: all slots, integer ones
 GPUS = {
     "H200": DeviceInfo(0, "NVIDIA H200", (9, 0), 132, 227 << 10, 60 << 20, 141 << 30),
     "A100": DeviceInfo(0, "NVIDIA A100", (8, 0), 108, 163 << 10, 40 << 20, 80 << 30),
@@ -67,7 +67,7 @@ def test_instruction_budget(config: GemvConfig, tmp_path: Path) -> None:
     # slots per weight. The decoder alone needs 11 integer instructions per 8 weights, 1.4 per weight.
     cubin = compile_cubin(SOURCE, config.defines(), "sm_90a")
     loop = main_loop(disassemble(cubin.data, tmp_path))
-    weights = config.stages * config.quarters * _WEIGHTS_PER_LANE
+    weights = config.quarters * _WEIGHTS_PER_LANE
     issued, integer = BUDGETS[config.tokens]
     assert loop.issued / weights <= issued
     assert loop.integer / weights <= integer
@@ -107,6 +107,7 @@ def test_nothing_is_worth_timing_above_the_limit() -> None:
         {"k_warps": 33},
         {"k_warps": 4, "row_warps": 3, "quarters": 1},
         {"stages": 1, "register_ring": False},
+        {"stages": 2},
         {"k_warps": 16, "row_warps": 2, "register_ring": False},
         {"split": 9},
         {"stages": 40, "register_ring": False},
@@ -123,8 +124,6 @@ def test_shared_memory_of_a_cta() -> None:
     ring = GemvConfig(8, 4, 4, 1, 3, False, 1)
     assert ring.shared_bytes == 4 * 3 * (8 * 128 + 4 * (1536 + 16))
     assert replace(ring, split=2).shared_bytes == ring.shared_bytes + 64 * 8 * 4 + 8
-    registers = GemvConfig(8, 4, 2, 1, 3, True, 1)
-    assert registers.shared_bytes == 8 * 2 * 3 * (8 * 128)
-    assert replace(registers, tokens=1).shared_bytes == 8 * (
-        2 * 3 * 128 + 1024
-    )  # x leaves no room for patching
+    registers = GemvConfig(8, 4, 2, 1, 1, True, 1)
+    assert registers.shared_bytes == 8 * 2 * (8 * 128)
+    assert replace(registers, tokens=1).shared_bytes == 8 * (2 * 128 + 1024)  # x leaves no room for patching

@@ -32,12 +32,12 @@ u32 = ctypes.c_uint32
 # Few warps, for a CPU; otherwise the structures that ship.
 CONFIGS = {
     "1 token, registers": GemvConfig(1, 3, 1, 1, 1, True, 1),
-    "1 token, deep registers": GemvConfig(1, 2, 2, 1, 3, True, 1),
+    "1 token, registers, row warps": GemvConfig(1, 2, 2, 1, 1, True, 1),
     "1 token, shared": GemvConfig(1, 2, 2, 1, 3, False, 1),
     "8 tokens, registers": GemvConfig(8, 2, 1, 2, 1, True, 1),
     "8 tokens, shared": GemvConfig(8, 3, 1, 1, 4, False, 1),
     "8 tokens, shared, eager": GemvConfig(8, 3, 1, 2, 2, False, 1, eager=True),
-    "16 tokens, registers": GemvConfig(16, 2, 1, 2, 2, True, 1),
+    "16 tokens, registers": GemvConfig(16, 2, 1, 2, 1, True, 1),
     "32 tokens, shared": GemvConfig(32, 2, 4, 1, 2, False, 1),
     "16 tokens, split in 2": GemvConfig(16, 2, 2, 1, 2, False, 1, 2),
     "32 tokens, split in 3": GemvConfig(32, 1, 2, 2, 2, False, 1, 3),

@@ -49,7 +49,7 @@ class GemvConfig:
     quarters : int
         Quarters (16 rows) per warp: 1, 2 or 4.
     stages : int
-        Chunks of 64 columns in flight per warp.
+        Chunks of 64 columns in flight per warp: 1 in registers, from 2 on in shared memory.
     register_ring : bool
         Keep them in registers instead of shared memory.
     min_ctas : int
@@ -84,8 +84,11 @@ class GemvConfig:
         if self.rows < TILE and TILE % self.rows:
             # The last CTA would read behind the last brick: only CTAs of more rows are kept from it.
             raise ValueError(f"CTAs of {self.rows} rows do not divide a row tile")
-        if not self.register_ring and (self.stages < 2 or (self.row_warps > 1 and self.k_warps > 15)):
-            raise ValueError(f"no ring of {self.stages} stages shared by {self.k_warps} groups")
+        if self.stages != 1 if self.register_ring else self.stages < 2:
+            memory = "registers" if self.register_ring else "shared memory"
+            raise ValueError(f"no ring of {self.stages} stages in {memory}")
+        if not self.register_ring and self.row_warps > 1 and self.k_warps > 15:
+            raise ValueError(f"no ring of {self.k_warps} groups that share x")
         if self.eager and (self.register_ring or self.row_warps > 1):
             raise ValueError(f"no eager copies of {self.row_warps} row warps or into registers")
         if not 1 <= self.split <= MAX_SPLIT:
@@ -111,7 +114,7 @@ class GemvConfig:
         x_slot = self.tokens * _CHUNK_ROW_BYTES
         if self.register_ring:
             scratch = _HIGH_BYTES if x_slot < _HIGH_BYTES else 0
-            ring = self.k_warps * self.row_warps * (2 * self.stages * x_slot + scratch)
+            ring = self.k_warps * self.row_warps * (2 * x_slot + scratch)
         else:
             weights = self.row_warps * self.quarters * _SLOT_BYTES[self.decoder]
             ring = self.k_warps * self.stages * (x_slot + weights)
@@ -127,7 +130,7 @@ class GemvConfig:
     @property
     def _sum_pitch(self) -> int:
         if self.register_ring:
-            return 2 * self.stages * self.tokens * _CHUNK_ROW_BYTES
+            return 2 * self.tokens * _CHUNK_ROW_BYTES
         return self.stages * self.quarters * _SLOT_BYTES[self.decoder]
 
     def defines(self) -> dict[str, int | str]:
@@ -151,10 +154,8 @@ class GemvConfig:
         return -(-rows // self.rows) * self.split
 
 
-def _registers(
-    tokens: int, k_warps: int, row_warps: int, quarters: int, stages: int, min_ctas: int
-) -> GemvConfig:
-    return GemvConfig(tokens, k_warps, row_warps, quarters, stages, True, min_ctas)
+def _registers(tokens: int, k_warps: int, row_warps: int, quarters: int, min_ctas: int) -> GemvConfig:
+    return GemvConfig(tokens, k_warps, row_warps, quarters, 1, True, min_ctas)
 
 
 def _shared(
@@ -184,20 +185,20 @@ INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
         (2112, _shared(1, 16, 1, 1, 4, 1)),
         (4224, _eager(1, 16)),
         (8448, _shared(1, 10, 1, 2, 2, 2)),
-        (1 << 32, _registers(1, 4, 1, 2, 1, 4)),
+        (1 << 32, _registers(1, 4, 1, 2, 4)),
     ),
     8: (
         (2112, _shared(8, 16, 1, 1, 3, 1)),
         (4224, _eager(8, 16)),
         (8448, _shared(8, 8, 1, 2, 2, 2)),
-        (1 << 32, _registers(8, 4, 1, 2, 1, 4)),
+        (1 << 32, _registers(8, 4, 1, 2, 4)),
     ),
     16: (
         (2112, _shared(16, 16, 1, 1, 3, 1)),
         (3072, _eager(16, 16)),
         (4224, _eager(16, 12)),
         (8448, _shared(16, 4, 2, 2, 3, 1)),
-        (1 << 32, _registers(16, 3, 1, 2, 1, 7)),
+        (1 << 32, _registers(16, 3, 1, 2, 7)),
     ),
     32: (
         (2112, _shared(32, 8, 1, 1, 3, 1)),
