@@ -15,7 +15,7 @@ from wcodec.analysis.grouping import BLOCKS, Logical, group
 from wcodec.analysis.nvfp4 import roles
 from wcodec.analysis.remarks import remarks
 from wcodec.analysis.report import Report, SourceReport
-from wcodec.analysis.scan import Scan, ScanTask, scan
+from wcodec.analysis.scan import Scan, ScanTask, left_as_it_is, scan
 from wcodec.container.record import RECORD_NAME
 from wcodec.errors import UnsupportedError
 from wcodec.readers import Source, TensorInfo, open_source
@@ -175,7 +175,9 @@ def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu, whole: boo
     `whole` says that sources show all their tensors, so that siblings can be called missing.
     """
     ends: Counter[str] = Counter()
-    for (logical, parts), found in zip(tensors, scans, strict=True):
+    for (logical, parts), scanned in zip(tensors, scans, strict=True):
+        missing = roles(logical, parts).flags if whole and logical.kind in BLOCKS else ()
+        found = left_as_it_is(scanned, logical, missing) if missing and scanned.format != "raw" else scanned
         packed_bytes = found.payload_bytes
         if found.format != "raw":
             file = str(parts[0].file)
@@ -184,7 +186,6 @@ def _judge(tensors: Sequence[Found], scans: Sequence[Scan], gpu: Gpu, whole: boo
             if found.blocks is not None:  # the blob holds the block scales as well; what else there is stays
                 packed_bytes += _entry_bytes(logical.parts[1], ends[file], 0)
                 packed_bytes += sum(part.nbytes for part in parts[2:])
-        missing = roles(logical, parts).flags if whole and logical.kind in BLOCKS else ()
         yield _tensor_report(logical, parts, found, packed_bytes, gpu, missing)
 
 

@@ -7,7 +7,7 @@ counts, never bytes of tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -226,10 +226,19 @@ def _with_blocks(left: Scan, logical: Logical, parts: tuple[TensorInfo, ...], bl
 
     if blocks.packed_bytes is None:
         return replace(left, leave_reason=blocks.verdict, blocks=blocks)
-    odd = (*roles(logical, parts).flags, *blocks.flags)
-    if odd:
-        return replace(left, leave_reason=f"{blocks.verdict}; but {', '.join(odd)}", blocks=blocks)
-    return replace(left, format=Nvfp4S5.id, payload_bytes=blocks.packed_bytes, blocks=blocks)
+    found = roles(logical, parts)
+    needed = (found.codes, found.scale, found.global_scale)
+    files = {str(part.file) for part in parts if part.name in needed}
+    packed = replace(left, format=Nvfp4S5.id, payload_bytes=blocks.packed_bytes, blocks=blocks)
+    odd = (*blocks.flags, *(["its parts lie in several files"] if len(files) > 1 else []))
+    return left_as_it_is(packed, logical, odd) if odd else packed
+
+
+def left_as_it_is(packed: Scan, logical: Logical, why: Sequence[str]) -> Scan:
+    """The scan of a block-scaled weight that would get smaller, but for what is odd about it."""
+    assert packed.blocks is not None
+    reason = f"{packed.blocks.verdict}; but {', '.join(why)}"
+    return replace(packed, format="raw", payload_bytes=logical.nbytes, leave_reason=reason)
 
 
 def _floats(tensor: TensorInfo, sample_bytes: int | None) -> npt.NDArray[np.float64]:

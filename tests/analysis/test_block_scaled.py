@@ -172,6 +172,21 @@ def test_it_says_what_pack_writes(tmp_path: Path) -> None:
     assert reasons["alone.weight"].endswith("; but no global scale beside it")
 
 
+@pytest.mark.parametrize("apart", ["q.weight_scale", "q.weight_scale_2", "q.input_scale"])
+def test_parts_in_several_files(tmp_path: Path, apart: str) -> None:
+    """Shards are packed one by one; what is no part of the blob may lie anywhere."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = modelopt()
+    write(folder / "a.safetensors", {name: t for name, t in tensors.items() if name != apart})
+    write(folder / "b.safetensors", {apart: tensors[apart]})
+    (found,) = json.loads(run(folder, "--format", "json").stdout)["tensors"]
+    packed = wcodec.pack_directory(folder, tmp_path / "packed").packed_tensors
+    assert (found["format"] == "nvfp4-s5", packed) == ((True, 2) if apart == "q.input_scale" else (False, 0))
+    if not packed:
+        assert found["verdict"]["reason"].endswith("; but its parts lie in several files")
+
+
 @pytest.mark.parametrize(
     ("divisor", "flag"),
     [
@@ -251,6 +266,7 @@ def test_missing_siblings_are_remarks(tmp_path: Path) -> None:
 def test_what_globs_leave_out_is_not_missing(tmp_path: Path) -> None:
     data, stderr = report(tmp_path, compressed(), "--exclude", "*global_scale")
     assert (data["tensors"][0]["kind"], data["tensors"][0]["flags"], stderr) == ("nvfp4", [], "")
+    assert data["tensors"][0]["format"] == "nvfp4-s5"
     assert report(tmp_path, compressed(), "--include", "*_scale")[1] == ""
 
 
