@@ -7,7 +7,8 @@
 // Work is cut by its price: memory traffic, and what more tokens and a change of experts cost on top. The row tiles of
 // the experts with at most `kFew` tokens, laid end to end, are dealt as one range per CTA. Experts with more tokens are
 // cut into groups of four row tiles times at most `kWide` tokens, dealt round-robin; the ranges make up for what those
-// cost. Row tiles stay whole: one whose quarters two CTAs share takes each of them as long as a whole one.
+// cost. A range begins and ends between row tiles, or between halves of them, whose warps then split the columns: a CTA
+// whose warps have no rows for part of the time takes as long as if they had.
 #pragma once
 
 #include "moe_local.cuh"
@@ -32,7 +33,7 @@ struct Routes {
     Pass passes[kMany ? kExperts + kRoutes / kWide : 1];
     u32 start[kExperts];
     u32 few_total, pass_total, share_total, share_before, share_own;
-    u32 begin, end;  // this CTA's row tiles of the experts with few tokens, laid end to end
+    u32 begin, end;  // this CTA's grains of the row tiles of experts with few tokens, laid end to end
     u16 list[kRoutes];
 };
 
@@ -166,9 +167,9 @@ WC_DEVICE u32 portion(u32 price, u32 part, u32 all) {
     return kNarrow ? price * part / all : static_cast<u32>(static_cast<u64>(price) * part / all);
 }
 
-// Fills `begin` and `end` for a product with kUnits row tiles per expert. Those who sorted call it. Where there may be
-// passes, that is every thread, and it begins and ends with a barrier.
-template <u32 kUnits, u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
+// Fills `begin` and `end` for a product with kUnits row tiles of kGrains grains per expert. Those who sorted call it.
+// Where there may be passes, that is every thread, and it begins and ends with a barrier.
+template <u32 kUnits, u32 kGrains, u32 kThreads, u32 kExperts, u32 kRoutes, u32 kFew, u32 kWide>
 WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r,
                     const Scratch<kThreads / 32, kExperts, kRoutes, kFew>& scratch) {
     constexpr u32 kGroups = ceil_div(kUnits, 4);
@@ -220,13 +221,15 @@ WC_DEVICE void deal(Routes<kExperts, kRoutes, kFew, kWide>& r,
     for (u32 side = 0; side < 2; ++side) {
         const u32 at = portion<kNarrow>(price, before + side * own, all);
         u32& to = side == 0 ? r.begin : r.end;
-        if (tid == 0 && at >= price) to = few_total * kUnits;
+        if (tid == 0 && at >= price) to = few_total * (kUnits * kGrains);
         WC_NO_UNROLL
         for (u32 i = tid; i < few_total; i += kThreads) {
             const u32 from = i > 0 ? scratch.upto[i - 1] : 0;
             if (at < from || at >= scratch.upto[i]) continue;
             const u32 rest = at - from;
-            to = i * kUnits + (rest < kPartPrice ? 0 : (rest - kPartPrice) / tile_price(r.few[i].count));
+            const u32 n = r.few[i].count, past = rest < kPartPrice ? 0 : rest - kPartPrice;
+            const u32 grains = past * kGrains / tile_price(n);
+            to = i * (kUnits * kGrains) + (n <= SYNC_TOKENS ? grains : grains / kGrains * kGrains);
         }
     }
     if constexpr (kMany) __syncthreads();

@@ -57,33 +57,42 @@ WC_DEVICE void multiply_sync(float (&acc)[2][kTokens / 2], const Slot& slot, u32
     }
 }
 
-// What is next of this CTA's share of the experts with few tokens: row tiles [begin, end) of one expert.
+// What is next of this CTA's share of the experts with few tokens: grains [begin, end) of one expert's row tiles.
 struct Part {
     Pass pass;
     u32 begin, end;
 };
 WC_DEVICE Part next_part() {
-    const u32 begin = route_table().begin, left = route_table().end - begin, from = begin % kUnits;
-    return {route_table().few[begin / kUnits], from, from + left < kUnits ? from + left : kUnits};
+    constexpr u32 kAll = kUnits * kGrains;
+    const u32 begin = route_table().begin, left = route_table().end - begin, from = begin % kAll;
+    return {route_table().few[begin / kAll], from, from + left < kAll ? from + left : kAll};
 }
 
 // The next part, of at most kTokens tokens. They stay in shared memory; the four warpgroups share out the chunks of
-// each row tile and add their sums at its end. What is only needed between tiles is read anew: registers are short.
+// each row tile and add their sums at its end. Of half a row tile, two warps of a warpgroup have the same 16 rows and
+// half of its chunks each. What is only needed between tiles is read anew: registers are short.
 template <u32 kTokens>
 WC_DEVICE void few_tokens(const Context& c) {
-    // Turns of the ring per row tile; slots past the last chunk are zeros that nobody loads.
-    constexpr u32 kTurnChunks = kGroupsOfWarps * kRing, kTurns = ceil_div(kChunks, kTurnChunks);
-    constexpr bool kEven = kChunks == kTurns * kTurnChunks;
+    constexpr bool kEven = kEvenTurns;
     constexpr bool kTwoSets = kTokens * 2 <= kSumTokens;
     constexpr bool kSyncs = kTokens <= kSync;  // mma.sync
+    constexpr bool kHalves = kGrains == 2 && kSyncs;
     constexpr u32 kStride = kGroupsOfWarps * nvfp4::kBrickBytes, kTokenChunk = kTokens * 128;
     const u32 thread = thread_index(), warp = thread / 32 % 4, lane = thread % 32;
     const u32 group = __shfl_sync(~0u, thread / 128, 0);
     const Part part = next_part();
-    const u64 bricks = static_cast<u64>(part.pass.expert * kUnits + part.begin) * kChunks + group;
-    const u8* brick = c.weights + bricks * nvfp4::kBrickBytes;
-    const u8* nibbles = brick + warp * nvfp4::kQuarterNibbleBytes + lane * 16;
-    const u8* scales = brick + nvfp4::kScaleOffset + warp * nvfp4::kQuarterScaleBytes + lane * 2;
+    const auto is_half = [](u32 grain, u32 end) { return kHalves && (grain % 2 != 0 || grain + 1 == end); };
+    const u8 *nibbles, *scales;
+    const auto aim = [&](Part p, u32 grain) {
+        const u32 lane = thread_index() % 32, warp = thread_index() / 32 % 4;
+        const bool half = is_half(grain, p.end);
+        const u32 chunk = half ? warp / 2 * (kChunks / 2) : 0, quarter = half ? grain % 2 * 2 + warp % 2 : warp;
+        const u64 bricks = static_cast<u64>(p.pass.expert * kUnits + grain / kGrains) * kChunks + chunk + group;
+        const u8* brick = c.weights + bricks * nvfp4::kBrickBytes;
+        nibbles = brick + quarter * nvfp4::kQuarterNibbleBytes + lane * 16;
+        scales = brick + nvfp4::kScaleOffset + quarter * nvfp4::kQuarterScaleBytes + lane * 2;
+    };
+    aim(part, part.begin);
     u32 next = group;
     const auto fetch = [&](Slot& slot, u32 u) {
         if (kEven || next + u * kGroupsOfWarps < kChunks) {
@@ -123,17 +132,24 @@ WC_DEVICE void few_tokens(const Context& c) {
     const u32 low = descriptor_low(smem_address(shared));
     const u32 row = smem_address(shared) + lane / 4 * 128 + ((lane % 4 * 2 ^ lane / 4) << 4);
     WC_NO_UNROLL
-    for (u32 unit = part.begin; unit < next_part().end; ++unit) {
+    for (u32 grain = part.begin; grain < next_part().end;) {
         float acc[kSyncs ? 2 : 1][kTokens / 2] = {};
         u32 a[2][8];
-        const bool follows = unit + 1 < next_part().end;
+        const u32 end = next_part().end;
+        const bool half = is_half(grain, end);
+        const u32 after = grain + (half ? 1 : kGrains), turns = half ? kTurns / 2 : kTurns;
+        const u32 first = half ? thread_index() / 64 % 2 * (kChunks / 2) + group : group;
         WC_NO_UNROLL
-        for (u32 turn = 0; turn < kTurns; ++turn) {
-            const bool more = turn + 1 < kTurns || follows;
-            advance();
+        for (u32 turn = 0; turn < turns; ++turn) {
+            const bool more = turn + 1 < turns || after < end;
+            if (turn + 1 == turns && after < end && (half || is_half(after, end))) {
+                aim(next_part(), after);
+            } else {
+                advance();
+            }
             WC_UNROLL
             for (u32 u = 0; u < kRing; ++u) {
-                u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + group;
+                u32 chunk = turn * kTurnChunks + u * kGroupsOfWarps + first;
                 if (!kEven && chunk >= kChunks) chunk = 0;  // zero weights need tokens that are no leftovers: NaN
                 if constexpr (kSyncs) {
                     multiply_sync<kTokens>(acc, ring[u], row + chunk * kTokenChunk);
@@ -152,13 +168,15 @@ WC_DEVICE void few_tokens(const Context& c) {
             wgmma_wait<0>();
         }
         constexpr u32 kSlab = kTokens * kSumPitch;
-        float* const sums = slab(kTwoSets ? (unit & 1) * kGroupsOfWarps * kSlab : 0);
+        float* const sums = slab(kTwoSets ? (grain / kGrains & 1) * kGroupsOfWarps * kSlab : 0);
         if (!kTwoSets) __syncthreads();  // the sums of the tile before have been read
         spill_sums<0, kTokens / 8>(sums + group * kSlab, acc[0]);
         __syncthreads();
         const Part now = next_part();
-        store_tile<kGroupsOfWarps, kSlab, kThreads, kSyncs>(c, sums, now.pass.expert, unit, now.pass.from,
-                                                            now.pass.count, thread_index());
+        const u32 rows = is_half(grain, now.end) ? grain % 2 : kAllRows;
+        store_tile<kGroupsOfWarps, kSlab, kThreads, kSyncs>(c, sums, now.pass.expert, grain / kGrains, rows,
+                                                            now.pass.from, now.pass.count, thread_index());
+        grain = after;
     }
 }
 

@@ -16,6 +16,11 @@ constexpr bool kGated = GATED != 0;
 constexpr u32 kOutColumns = kGated ? N_ROWS / 2 : N_ROWS;
 constexpr u32 kPairs = kGated ? 16 : 32;                          // pairs of output columns per row tile
 constexpr u32 kRing = RING;
+// Turns of the ring per row tile of an expert with few tokens; slots past the last chunk are zeros that nobody loads.
+constexpr u32 kTurnChunks = kGroupsOfWarps * kRing, kTurns = ceil_div(kChunks, kTurnChunks);
+constexpr bool kEvenTurns = kChunks == kTurns * kTurnChunks;
+// What a row tile is dealt in: whole, or in halves where the turns can be. Halves gain nothing at 8 tokens.
+constexpr u32 kGrains = kFew > 8 && kEvenTurns && kTurns % 2 == 0 ? 2 : 1;
 constexpr u32 kSorters = !kMany && kRoutes <= 128 ? 128 : kThreads;  // few routes are sorted by one warpgroup
 static_assert(K_COLUMNS % 64 == 0 && N_ROWS % 64 == 0, "whole bricks");
 static_assert(kFew % 8 == 0 && kFew <= 24, "tokens that stay in shared memory");
@@ -83,21 +88,30 @@ WC_DEVICE void copy_stage(const u16* x, u32 at, u32 n, u32 chunk) {
     copy_tokens<kTokens, kCount, 4>(x, at, n, chunk, [](u32 token) { return route_table().rows[token]; });
 }
 
-// Results of one row tile for `n` tokens from `place` on: sums `kSlabs` partial sums, applies the
-// experts' factors (and SwiGLU), stores BF16, columns as the next product needs them. `rank` of `kRanks` threads.
+constexpr u32 kAllRows = 2;
+
+// Results of one row tile, or of the half `rows` of it, for `n` tokens from `place` on: sums `kSlabs` partial sums, of
+// each half of the columns where it is half a tile; applies the experts' factors (and SwiGLU), stores BF16, columns as
+// the next product needs them. `rank` of `kRanks` threads.
 template <u32 kSlabs, u32 kSlabPitch, u32 kRanks, bool kNatural>
-WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 unit, u32 place, u32 n, u32 rank) {
+WC_DEVICE void store_tile(const Context& c, const float* sums, u32 expert, u32 unit, u32 rows, u32 place, u32 n,
+                          u32 rank) {
+    const bool whole = kGrains == 1 || rows == kAllRows;
+    const u32 pairs = whole ? kPairs : kPairs / 2;
     WC_NO_UNROLL
-    for (u32 i = rank; i < n * kPairs; i += kRanks) {
-        const u32 token = i / kPairs, pair = i % kPairs;
-        const float* s = sums + token * kSumPitch + (kGated ? (pair / 4) * 16 + (pair % 4) * 2 : pair * 2);
+    for (u32 i = rank; i < n * pairs; i += kRanks) {
+        const u32 token = i / pairs, from = i % pairs, pair = whole ? from : rows * (kPairs / 2) + from;
+        const float* s = sums + token * kSumPitch + (kGated ? (from / 4) * 16 + (from % 4) * 2 : from * 2);
         float a[2] = {}, b[2] = {};
-        WC_UNROLL
-        for (u32 w = 0; w < kSlabs; ++w) {
+        WC_NO_UNROLL
+        for (u32 half = 0; half < (whole ? 1 : 2); ++half, s += 32) {  // of the columns
             WC_UNROLL
-            for (u32 k = 0; k < 2; ++k) {
-                a[k] += s[w * kSlabPitch + k];
-                if (kGated) b[k] += s[w * kSlabPitch + 8 + k];
+            for (u32 w = 0; w < kSlabs; ++w) {
+                WC_UNROLL
+                for (u32 k = 0; k < 2; ++k) {
+                    a[k] += s[w * kSlabPitch + k];
+                    if (kGated) b[k] += s[w * kSlabPitch + 8 + k];
+                }
             }
         }
         const u32 route = route_table().list[place + token];
@@ -149,8 +163,8 @@ WC_DEVICE void store_blocks(const Context& c, const float (&acc)[kAccumulators],
     spill_sums<kFirst, kCount>(sums, acc);
     group_barrier(group);
     if (unit < kUnits) {
-        store_tile<1, 0, 128, false>(c, sums, expert, unit, place + 8 * kFirst, left < 8 * kCount ? left : 8 * kCount,
-                                     thread % 128);
+        store_tile<1, 0, 128, false>(c, sums, expert, unit, kAllRows, place + 8 * kFirst,
+                                     left < 8 * kCount ? left : 8 * kCount, thread % 128);
     }
     if constexpr (kFirst + kCount < kBlocks) store_blocks<kFirst + kCount>(c, acc, expert, unit, place, n);
 }

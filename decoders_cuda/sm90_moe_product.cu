@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(wc::moe::kThreads, 1)
     if (threadIdx.x < kSorters) {
         SortScratch& scratch = *reinterpret_cast<SortScratch*>(shared);
         sort_routes<kUnits, kSorters>(table, scratch, ids, routes, local_experts, first_expert, all_experts);
-        deal<kUnits, kSorters>(table, scratch);
+        deal<kUnits, kGrains, kSorters>(table, scratch);
     }
     if (!kMany) __syncthreads();
 
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(wc::moe::kThreads, 1)
     while (table.begin < table.end) {
         few_tokens_of(c);
         __syncthreads();
-        if (threadIdx.x == 0) table.begin = (table.begin / kUnits + 1) * kUnits;
+        if (threadIdx.x == 0) table.begin = (table.begin / (kUnits * kGrains) + 1) * (kUnits * kGrains);
         __syncthreads();
     }
     grid_dependency_wait();  // so that the next kernel's wait covers the one before this

@@ -142,7 +142,7 @@ def experts(*counts: int) -> Callable[[], None]:
     """All kernels of the routed experts, for numbers of tokens that one kind of call serves."""
 
     def run() -> None:
-        for hidden, intermediate in ((128, 64), (192, 128), (512, 512)):
+        for hidden, intermediate in ((128, 64), (192, 128), (512, 512), (4096, 64)):
             local = [1, 2, 4]
             made = make_experts(experts=len(local), hidden=hidden, intermediate=intermediate)
             state = moe.prepare(
