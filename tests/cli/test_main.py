@@ -214,6 +214,11 @@ def test_only_what_reads_alone_takes_addresses(args: tuple[str, ...]) -> None:
     assert "only analyze and info read" in done.stderr
 
 
+def hear_ctrl_c() -> None:
+    """Run in a child: shells start what runs in the background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_leaves_with_130() -> None:
     code = (
         "import time, click; from wcodec import cli\n"
@@ -222,7 +227,10 @@ def test_ctrl_c_leaves_with_130() -> None:
         "cli.main(['x'])"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_ctrl_c,
     ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -240,6 +248,7 @@ def test_ctrl_c_during_the_first_imports(tmp_path: Path, how: list[str]) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        preexec_fn=hear_ctrl_c,
     ) as child:
         assert child.stdout is not None
         assert child.stderr is not None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,9 @@ def test_signals_leave_nothing(tmp_path: Path, number: int, status: int) -> None
     """The signal comes while the temp file is there; the old destination stays."""
     source = write(tmp_path / "a.safetensors", {f"w{i}": gaussian((1024, 2048), i) for i in range(24)})
     (tmp_path / "p").write_bytes(b"old")
-    process = start("pack", source, tmp_path / "p", "--force")
+    # Shells start what runs in the background with SIGINT ignored.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = start("pack", source, tmp_path / "p", "--force", preexec_fn=hears)
     part = tmp_path / ".p.wcodec-part"
     deadline = time.monotonic() + 60
     while not part.exists() and process.poll() is None and time.monotonic() < deadline:
