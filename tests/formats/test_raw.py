@@ -38,3 +38,9 @@ def test_what_lies_behind_the_bytes_is_checked():
             PackedTensor.from_blob(assemble([data], replace(good.footer, **wrong)))
     with pytest.raises(MalformedError, match="footer implies"):
         PackedTensor.from_blob(assemble([data], replace(good.footer, shape=(600,))))
+
+
+def test_an_empty_tensor_may_not_claim_any_axes():
+    blob = RAW.encode(np.empty(0, dtype=np.uint16), (0, 1 << 61)).blob
+    with pytest.raises(MalformedError, match="too large"):
+        PackedTensor.from_blob(blob)
