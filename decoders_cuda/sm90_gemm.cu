@@ -23,8 +23,11 @@
 // Grid      WC_SPLIT ≥ 1: tiles · WC_SPLIT, the CTAs of one tile resident at once. WC_SPLIT = 0: any number of CTAs
 //           that are all resident, at most the units. Twice that for pairs, of which tiles count the pairs.
 // Partials  zero before the first launch, zero after every launch; never shared by launches that can overlap.
+// Code      is read with cold caches: a kilobyte of it costs more than a brick. So each piece is there once, the loop too
+//           (twice for 256 tokens), and what warps branch on or index by is uniform in the compiler's eyes.
 // Files     sm90_gemm_layout.cuh: constants, work and shared memory; sm90_gemm_roles.cuh: producer and consumer;
-//           sm90_gemm_finish.cuh: sums of several CTAs; sm90_gemm_parts.cuh: what one warp does alone.
+//           sm90_gemm_finish.cuh: sums of several CTAs; sm90_gemm_parts.cuh: what one warp does alone;
+//           sm90_gemm_patches.cuh: exceptions of a quarter.
 #include "sm90_gemm_finish.cuh"
 
 namespace wc {
@@ -51,7 +54,9 @@ WC_DEVICE void consume(const Arguments& args, u32 smem, Range, u32 warp, u32 lan
         if (i % kStageBricks == 0) barrier_wait(full_barrier(smem, c.slot.stage), c.slot.parity);
         const u32 bricks = smem + kBrickArea + (c.slot.stage * kRowGroups + c.row_group()) * kBricksBytes;
         u32 a[16];
-        args.decoder.load(a, bricks + i % kStageBricks * Decoder::kBrickBytes, c.staging(), warp % 4, lane);
+        Decoder::Share share;
+        args.decoder.load(share, bricks + i % kStageBricks * Decoder::kBrickBytes, c.staging(), warp % 4, lane);
+        Decoder::operands(a, share);
         dump(c, a, row, i * 64);
         __syncwarp();
         if (i % kStageBricks == kStageBricks - 1 || i + 1 == args.k_bricks) {
@@ -99,7 +104,9 @@ extern "C" __global__ void __launch_bounds__(wc::gemm::kThreads, WC_CTAS_PER_SM)
     using namespace wc;
     using namespace wc::gemm;
     extern __shared__ __align__(1024) u8 shared[];
-    const u32 smem = smem_address(shared), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 smem = smem_address(shared), lane = threadIdx.x % 32;
+    const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform: addresses and branches cost less
+    keep(table_lo), keep(table_hi);  // else the loop reads them from the constant bank for every brick
     const Arguments args{&x,       bricks,   {{table_lo, table_hi}, overflow}, {out, bias, ldo, rows, tokens},
                          partials, k_bricks, token_tiles,                      stamps};
     const Range range = range_of(args, worker());

@@ -36,7 +36,11 @@ constexpr u32 kColumnGroups = WC_COLUMN_GROUPS, kGroups = kRowGroups * kColumnGr
 constexpr u32 kSplit = WC_SPLIT, kRanks = kSplit ? kSplit : 1;
 constexpr u32 kCluster = WC_CLUSTER, kClusters = kRanks / kCluster;  // of a tile
 constexpr u32 kPair = WC_PAIR;
-constexpr bool kMany = kGroups == 4;  // groups enough to hide each other's decoding, registers for one operand each
+constexpr bool kMany = kGroups == 4;  // and few registers each
+// Sets of A registers. With one, a decoded brick waits until the products of the one before are done. The products of 256
+// tokens are long enough for a second set to pay for a second copy of the loop, whose code is read with cold caches.
+constexpr u32 kOperandSets = kTokens > 128 ? 2 : 1;
+constexpr u32 kLastSub = kStageBricks / kColumnGroups - 1;  // of a stage's bricks for one warp: 0 or 1
 static_assert(kRowGroups == 1 || kRowGroups == 2 || kRowGroups == 4, "row tiles per CTA");
 static_assert(kColumnGroups == 1 || (kColumnGroups == 2 && kStageBricks == 2 && kRowGroups == 1), "column groups");
 static_assert(kTokens % 16 == 0 && kTokens >= 16 && kTokens <= 256, "wgmma and TMA take up to 256 tokens");

@@ -5,13 +5,16 @@
 // 2t + 1, then row g + 8, the same tokens: four floats.
 #pragma once
 
-#include "bf16_w12_patches.cuh"
 #include "ptx_sm90.cuh"
+#include "sm90_gemm_patches.cuh"
 
 namespace wc {
 namespace gemm {
 
 // ---- decoders: a quarter in shared memory to the A registers of its four k16 steps --------------------------------
+//
+// A *share* is a lane's part of a quarter, decoded but not yet in the order of the A registers: running products read
+// those, so that they change in `operands` only. `brick` and `scratch` are shared-memory addresses.
 
 // Bricks of docs/format.md, section 2.
 struct Bf16W12 {
@@ -20,17 +23,25 @@ struct Bf16W12 {
     w12::Table table;
     const u32* overflow;
 
-    // Leaves exactly the original weights in `a`. `brick` and `scratch` (w12::kHighBytes of this warp's) are
-    // shared-memory addresses.
-    WC_DEVICE void load(u32 (&a)[16], u32 brick, u32 scratch, u32 quarter, u32 lane) const {
-        const u32 planes = brick + w12::plane_offset(quarter, 0, lane);
-        const u32x4 codes = load_smem(planes + 2 * w12::kPlaneBytes);
-        const u32 patch = load_smem_word(brick + w12::patch_offset(quarter) + lane % 4 * 4);
-        const u32x4 low01 = load_smem(planes), low23 = load_smem(planes + w12::kPlaneBytes);
+    struct Share {
+        u32x4 low01, low23;
         u32 high[8];
-        w12::decode_high_quarter(high, codes, table);
-        if (__any_sync(~0u, patch != 0)) w12::patch_high(high, patch, overflow, scratch, lane);
-        w12::merge_quarter(a, low01, low23, high);
+    };
+
+    // Leaves exactly the original bytes. `scratch` is w12::kHighBytes of this warp's.
+    WC_DEVICE void load(Share& s, u32 brick, u32 scratch, u32 quarter, u32 lane) const {
+        const u32 planes = brick + w12::plane_offset(quarter, 0, lane), patches = brick + w12::patch_offset(quarter);
+        const u32x4 codes = load_smem(planes + 2 * w12::kPlaneBytes);
+        const u32 tag = load_smem_word(patches + w12::kPatchBytes - 4) >> 24;
+        s.low01 = load_smem(planes), s.low23 = load_smem(planes + w12::kPlaneBytes);
+        w12::decode_high_quarter(s.high, codes, table);
+        if (__any_sync(~0u, tag != 0)) w12::patch_from_brick(s.high, tag, patches, overflow, scratch, lane);
+    }
+
+    static WC_DEVICE void operands(u32 (&a)[16], Share& s) {
+        WC_UNROLL
+        for (u32 i = 0; i < 8; ++i) keep(s.high[i]);  // nothing of this moves ahead of the wait before
+        w12::merge_quarter(a, s.low01, s.low23, s.high);
     }
 };
 
@@ -42,11 +53,18 @@ struct Bf16Bricks {
     w12::Table table;
     const u32* overflow;
 
-    WC_DEVICE void load(u32 (&a)[16], u32 brick, u32, u32 quarter, u32 lane) const {
-        const u32 planes = brick + quarter * (kBrickBytes / w12::kQuarters) + lane * 16;
+    struct Share {
+        u32 planes;
+    };
+
+    WC_DEVICE void load(Share& s, u32 brick, u32, u32 quarter, u32 lane) const {
+        s.planes = brick + quarter * (kBrickBytes / w12::kQuarters) + lane * 16;
+    }
+
+    static WC_DEVICE void operands(u32 (&a)[16], const Share& s) {
         WC_UNROLL
         for (u32 j = 0; j < w12::kSteps; ++j) {
-            const u32x4 v = load_smem(planes + j * w12::kPlaneBytes);
+            const u32x4 v = load_smem(s.planes + j * w12::kPlaneBytes);
             a[4 * j] = v.x, a[4 * j + 1] = v.y, a[4 * j + 2] = v.z, a[4 * j + 3] = v.w;
         }
     }

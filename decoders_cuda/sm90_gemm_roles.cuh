@@ -112,6 +112,7 @@ struct Consumer {
     u32 smem, group, warp, lane;
     Slot slot;
     u32 refills;           // stages that will be filled again
+    u32 sub = 0;           // the next brick's place in its stage
     u32 previous = 0;      // stage to release once the running products are done
     bool holding = false;
 
@@ -134,56 +135,62 @@ struct Consumer {
         }
     }
 
-    // Decodes one brick and starts its products; returns when the products before them are done, or with kMany all.
-    template <bool kNewStage, bool kLast>
-    WC_DEVICE void step(float (&acc)[kTokens / 2], u32 (&a)[16], u32 sub) {
-        if constexpr (kNewStage) barrier_wait(full_barrier(smem, slot.stage), slot.parity);
+    // Waits until at most `kPending` bricks' products run. `first` says that our next or last brick began a stage: then
+    // all of the stage before is read.
+    template <int kPending>
+    WC_DEVICE void finish_previous(bool first) {
+        wgmma_wait<kPending>();
+        if (first && holding) release(previous);
+    }
+
+    // Decodes one brick, while those of the brick before run, and starts its products.
+    WC_DEVICE void step(float (&acc)[kTokens / 2], u32 (&a)[16]) {
+        const bool first = kLastSub == 0 || sub == 0;
+        if (first) barrier_wait(full_barrier(smem, slot.stage), slot.parity);
         if (WC_TIMELINE && !holding && threadIdx.x == 0) stamp(args, kFirstStage);
-        const u32 bricks = smem + kBrickArea + (slot.stage * kRowGroups + row_group()) * kBricksBytes;
-        const u32 brick = bricks + sub * Decoder::kBrickBytes;
-        if (!(WC_ABLATE & 1)) args.decoder.load(a, brick, staging(), warp % 4, lane);
-        const u64 b = wgmma_descriptor(smem + kTokenArea + (slot.stage * kStageBricks + sub) * kBoxBytes);
+        const u32 stage = slot.stage;
+        const u32 bricks = smem + kBrickArea + (stage * kRowGroups + row_group()) * kBricksBytes;
+        const u64 b = wgmma_descriptor(smem + kTokenArea + (stage * kStageBricks + sub) * kBoxBytes);
+        Decoder::Share share;
+        if (!(WC_ABLATE & 1)) {
+            args.decoder.load(share, bricks + sub * Decoder::kBrickBytes, staging(), warp % 4, lane);
+        }
+        if constexpr (kOperandSets == 1) finish_previous<0>(first);
+        Decoder::operands(a, share);
         if (!(WC_ABLATE & 2)) {
             wgmma_fence();
             WC_UNROLL
             for (u32 j = 0; j < w12::kSteps; ++j) Wgmma<kTokens>::mma(acc, a + 4 * j, b + 2 * j);
             wgmma_commit();
-            wgmma_wait<kMany ? 0 : 1>();
         } else {
             acc[0] += __uint_as_float(a[0] ^ a[5] ^ a[10] ^ a[15]);
             __syncwarp();
         }
-        if constexpr (kMany) {
-            if (kLast) release(slot.stage);
-            holding = true;
-        } else if constexpr (kNewStage) {
-            if (holding) release(previous);
-            holding = true;
-            previous = slot.stage;
-        }
+        if constexpr (kOperandSets == 2) finish_previous<1>(first);
+        previous = stage;
+        holding = true;
+        if (kLastSub == 0 || sub == 1) slot.advance();
+        if constexpr (kLastSub == 1) sub ^= 1;
     }
 
     // Products of `bricks` bricks, beginning with a new stage.
     WC_DEVICE void products(float (&acc)[kTokens / 2], u32 bricks) {
-        constexpr bool kOnePerStage = kStageBricks == 1 || kColumnGroups == 2;
-        u32 a0[16] = {}, a1[16] = {};
-        u32 i = 0;
-        const u32 sub = column_group(), mine = kColumnGroups == 1 ? bricks : (bricks + 1 - sub) / 2;
-        for (; i + 1 < mine; i += 2) {
-            step<true, kOnePerStage>(acc, a0, sub);
-            if constexpr (kOnePerStage) slot.advance();
-            step<kOnePerStage, true>(acc, kMany ? a0 : a1, kOnePerStage ? sub : 1);
-            slot.advance();
-        }
-        if (i < mine) {
-            step<true, true>(acc, a0, sub);
-            slot.advance();
+        u32 a[kOperandSets][16] = {};
+        sub = column_group();
+        WC_NO_UNROLL
+        for (u32 left = kColumnGroups == 1 ? bricks : (bricks + 1 - sub) / 2; left != 0; --left) {
+            step(acc, a[0]);
+            if constexpr (kOperandSets == 2) {
+                if (--left == 0) break;
+                step(acc, a[1]);
+            }
         }
         wgmma_wait<0>();
         WC_UNROLL
         for (u32 j = 0; j < kTokens / 2; ++j) asm volatile("" : "+f"(acc[j])::"memory");
-        if (holding && !kMany) release(previous);
+        if (holding) release(previous);
         holding = false;
+        if (kLastSub == 1 && sub == 1) slot.advance();
         if constexpr (kColumnGroups == 2) {
             if (bricks % 2 == 1 && sub == 1) {  // the last stage has no brick for us
                 barrier_wait(full_barrier(smem, slot.stage), slot.parity);

@@ -11,6 +11,7 @@ import pytest
 from tests.kernels import chosen
 from tests.kernels.chosen import H200
 from tests.kernels.gemm_instances import EXAMPLES
+from tests.kernels.running_operands import writes_to_running_operands
 from tests.kernels.sass import disassemble
 from wcodec.cuda.compiler import compile_cubin, compile_many
 from wcodec.errors import WCodecError
@@ -45,7 +46,9 @@ def test_what_can_be_chosen_compiles_without_spills_and_multiplies_on_wgmma(tmp_
         configs, compile_many([(SOURCE, c.defines(), "sm_90a") for c in configs]), strict=True
     ):
         sass = disassemble(cubin.data, tmp_path)
-        assert f"HGMMA.64x{config.tokens}x16.F32.BF16" in sass
+        products = f"HGMMA.64x{config.tokens}x16.F32.BF16"
+        assert sass.count(products) == (8 if config.tokens > 128 else 4)  # the loop is there as often as told
+        assert writes_to_running_operands(sass) == []
         assert "UTMALDG.2D" in sass
         assert "UBLKCP" in sass
         assert "LDL" not in sass
@@ -53,11 +56,25 @@ def test_what_can_be_chosen_compiles_without_spills_and_multiplies_on_wgmma(tmp_
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_compile_for_both_decoders(name: str) -> None:
-    config = EXAMPLES[name]
-    compile_many(
-        [(SOURCE, c.defines(), "sm_90a") for c in (config, replace(config, decoder="bf16", stages=2))]
-    )
+def test_examples_compile_for_both_decoders(name: str, tmp_path: Path) -> None:
+    configs = (EXAMPLES[name], replace(EXAMPLES[name], decoder="bf16", stages=2))
+    for cubin in compile_many([(SOURCE, c.defines(), "sm_90a") for c in configs]):
+        assert writes_to_running_operands(disassemble(cubin.data, tmp_path)) == []
+
+
+def test_a_write_to_operands_of_running_products_is_found() -> None:
+    loop = """
+    .L_x_1:
+        /*0010*/ LDS.128 R8, [R2] ;
+        /*0020*/ WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0030*/ @P0 LDS.64 R6, [R2] ;
+        /*0040*/ HGMMA.64x16x16.F32.BF16 R24, R8, gdesc[UR8], R24, gsb0 ;
+        /*0050*/ @P0 BRA `(.L_x_1) ;
+        /*0060*/ EXIT ;
+    """
+    assert writes_to_running_operands(loop) == ["LDS.128 R8, [R2] "]
+    assert writes_to_running_operands(loop.replace("R8, [R2]", "R12, [R2]")) == []
+    assert writes_to_running_operands(loop.replace("@P0 BRA", "BRA").replace("0x0 ;", "0x1 ;")) != []
 
 
 def test_experiments_compile() -> None:

@@ -31,7 +31,7 @@ _BLOCK_BYTES = 2048  # partial sums: 8 tokens × 64 rows, FP32
 BLOCK_TOKENS = 8
 _LAYOUT = "TPPIIPPPQIIIIPI"
 _MANY_GROUPS_TOKENS = 128  # for which four warpgroups have the registers
-_WHOLE_CLUSTER = 3  # CTAs per tile up to which all of them form one cluster; more form clusters of two
+WHOLE_CLUSTER = 3  # CTAs per tile up to which all of them form one cluster; more form clusters of two
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class GemmConfig:
         """CTAs per cluster."""
         if self.pair:
             return 2
-        return (self.split if self.split <= _WHOLE_CLUSTER else 2) if self.cluster else 1
+        return (self.split if self.split <= WHOLE_CLUSTER else 2) if self.cluster else 1
 
     @property
     def threads(self) -> int:

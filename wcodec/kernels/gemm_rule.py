@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from wcodec.kernels.gemm import BLOCK_TOKENS, MAX_SPLIT, TILE, GemmConfig
+from wcodec.kernels.gemm import BLOCK_TOKENS, MAX_SPLIT, TILE, WHOLE_CLUSTER, GemmConfig
 
 if TYPE_CHECKING:
     from wcodec.cuda.device import DeviceInfo
@@ -14,6 +14,7 @@ MIN_TOKENS, MAX_TOKENS = 8, 256  # that `candidates` serves with one tile of tok
 _TILE_TOKENS = (16, 32, 64, 128, 256)
 _MAX_STAGES = 12
 _SHORT_BRICKS = 32  # K of at most 2,048: an exchange costs more than it saves
+_LONG_BRICKS = 128  # K of more than 8,192: x is read so often that an exchange saves time
 _MANY_CTAS = 4  # per tile, above which the exchange costs more than reading x more often
 _LEAST_FILL = 0.7  # of the SMs
 _FEW_TOKENS = 32  # so few that posting whole tiles costs nothing: work may be dealt evenly whatever the fill
@@ -52,7 +53,8 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
 
     Wide tiles (128 rows) read x half as often, narrow ones (64 rows, two column groups) need fewer CTAs per
     tile and so less exchange: up to 64 tokens x is small and narrow tiles win, above that wide ones, unless K
-    is short or the rows are few. Where there are more tiles than SMs, the work is dealt evenly to pairs of
+    is short or the rows are few. Of 256 tokens the exchange is large and narrow tiles win again, unless K is
+    very long. Where there are more tiles than SMs, the work is dealt evenly to pairs of
     CTAs, or tiles of 256 rows fill the SMs once. Column groups take bricks in pairs: where K has an odd
     number of them, one group takes all.
 
@@ -73,20 +75,17 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
         else:
             config = _deepest(tile, 2, 1 if tile == MAX_TOKENS else 2, 0, pair=True)
     else:
-        split = processors // wide
+        split, narrow_split = processors // wide, processors // narrow
         crowded = split > _MANY_CTAS or (bricks <= _SHORT_BRICKS and narrow <= processors)
-        if tile == MAX_TOKENS and not crowded:
+        if tile == MAX_TOKENS and 1 <= narrow_split <= WHOLE_CLUSTER and bricks <= _LONG_BRICKS:
+            config = _split(tile, 1, 1, narrow_split, bricks, cluster=narrow_split > 1)
+        elif tile > 64 and not crowded:
             config = _split(tile, 2, 1, split, bricks, cluster=split % 2 == 0)
-        elif tile == MAX_TOKENS and narrow <= processors < 2 * narrow:
-            config = _deepest(tile, 1, 1, 1)
         elif tile == MAX_TOKENS:
             config = _split(tile // 2, 2, 2, processors // (2 * wide), bricks)
-        elif tile > 64 and not crowded:
-            config = _split(tile, 2, 2, split, bricks, cluster=split % 2 == 0)
         else:
-            split = processors // narrow
-            near = tile <= 64 and split in (2, 3)
-            config = _split(tile, 1, 2, split, bricks, cluster=near, column_groups=2 - bricks % 2)
+            near = tile <= 64 and narrow_split in (2, 3)
+            config = _split(tile, 1, 2, narrow_split, bricks, cluster=near, column_groups=2 - bricks % 2)
     assert config is not None, "a ring of two stages of these tiles fits"
     return config
 
