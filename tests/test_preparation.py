@@ -81,9 +81,10 @@ def test_what_does_not_get_smaller_stays_raw() -> None:
 
 def test_strided_sources_are_read_right() -> None:
     w = weight(256, 192)
-    for view in (w.t(), w[::2, ::3], w[:, 64:]):
+    for view in (w.t(), w[::2, ::3], w[:, 64:], torch._neg_view(w)):
         p = wcodec.prepare({"w": view}, device="cpu")["w"]
-        np.testing.assert_array_equal(bits(p.to_bf16()), bits(view))
+        np.testing.assert_array_equal(bits(p.to_bf16()), bits(view.clone().resolve_neg()))
+        np.testing.assert_array_equal(wcodec.encode(view).blob, p.blob.numpy())
 
 
 def test_to_bf16_writes_where_it_is_told_and_says_when_it_cannot() -> None:
@@ -244,9 +245,11 @@ def test_blobs_that_start_anywhere_are_refused() -> None:
 def test_views_that_begin_together_are_not_tied() -> None:
     w = weight(128, 128)
     views = {"all": w, "rows": w[:64], "columns": w[:, :64], "t": w.t(), "again": w}
+    views["negative"] = torch._neg_view(w)
     prepared = wcodec.prepare(views, device="cpu")
     for name, view in views.items():
-        np.testing.assert_array_equal(bits(prepared[name].to_bf16()), bits(view), err_msg=name)
+        want = bits(view.clone().resolve_neg())
+        np.testing.assert_array_equal(bits(prepared[name].to_bf16()), want, err_msg=name)
     assert prepared["again"] is prepared["all"]
 
 

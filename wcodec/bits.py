@@ -38,7 +38,7 @@ def as_bits(array: Any) -> U16:
 
         if array.dtype not in (torch.bfloat16, torch.int16, torch.uint16):
             raise TypeError(f"expected a torch.bfloat16 tensor, got {array.dtype}")
-        array = array.detach().cpu().contiguous().view(torch.int16).numpy()
+        array = array.detach().resolve_neg().cpu().contiguous().view(torch.int16).numpy()
     array = np.asarray(array)
     if array.dtype.kind in "ui" and array.dtype.itemsize == 2:
         return (

@@ -119,7 +119,7 @@ def prepare_one(
         raise WCodecError(
             f"a {type(weight).__name__} is no weight", tensor=name, mend="pass tensors or packed tensors"
         )
-    weight = weight.detach()
+    weight = weight.detach().resolve_neg()
     if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise UnsupportedError(f"no product with {weight.dtype} weights", tensor=name, mend="pass BF16")
     if weight.device.type == "meta":
@@ -167,7 +167,8 @@ def identity(weight: Any) -> Any:
     import torch
 
     if isinstance(weight, torch.Tensor) and weight.numel() and weight.device.type != "meta":
-        return weight.device, weight.data_ptr(), tuple(weight.shape), weight.stride(), weight.dtype
+        view = tuple(weight.shape), weight.stride(), weight.dtype, weight.is_neg()
+        return weight.device, weight.data_ptr(), *view
     return id(weight)
 
 
@@ -272,7 +273,7 @@ def _raw_blob(source: torch.Tensor, known: bytes) -> torch.Tensor:
 def _host_bits(tensor: torch.Tensor) -> Any:
     import torch
 
-    flat = tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().resolve_neg().contiguous().view(-1)
     return flat.view(torch.uint8).cpu().numpy()
 
 

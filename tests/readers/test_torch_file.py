@@ -77,6 +77,17 @@ def test_tied_storages_are_counted_once(tmp_path: Path) -> None:
     assert source.differences == []
 
 
+def test_views_with_other_signs_are_read_as_they_read(tmp_path: Path) -> None:
+    w, z = torch.arange(1.0, 7.0), torch.tensor([1 + 2j, 3 - 4j])
+    tensors = {"w": w, "negative": torch._neg_view(w), "z": z, "conjugate": z.conj()}
+    source = open_source(save(tmp_path / "m.pt", tensors))
+    assert source.ties == {}
+    for name, tensor in tensors.items():
+        want = tensor.resolve_conj().resolve_neg().numpy()
+        assert source[name].read().tobytes() == want.tobytes(), name
+        assert b"".join(bytes(chunk) for chunk in source[name].chunks(8)) == want.tobytes()
+
+
 def test_a_transpose_is_not_tied(tmp_path: Path) -> None:
     """One storage and one shape, but other bytes in C order."""
     weight = torch.arange(9.0).reshape(3, 3)

@@ -77,7 +77,8 @@ class _TorchPayload:
         else:
             # Only the elements asked for are gathered, so that chunks stay bounded.
             elements = tensor[torch.unravel_index(torch.arange(first, last), tensor.shape)]
-        data: Bytes = elements.view(torch.uint8).numpy()[start - first * width :][:n]
+        plain = elements.resolve_conj().resolve_neg()  # a view may promise signs that are not in memory yet
+        data: Bytes = plain.view(torch.uint8).numpy()[start - first * width :][:n]
         data.flags.writeable = False
         return data
 
@@ -209,4 +210,5 @@ def _place(tensor: Any) -> tuple[Any, ...] | None:
     """What two tensors have in common exactly when they are one tensor under two names."""
     if numel(tensor.shape) == 0:
         return None
-    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+    signs = tensor.is_neg(), tensor.is_conj()
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, *signs
