@@ -77,6 +77,15 @@ def test_tied_storages_are_counted_once(tmp_path: Path) -> None:
     assert source.differences == []
 
 
+@pytest.mark.parametrize("nbytes", [16, 1 << 20])
+def test_expanded_tensors_are_read_in_full(tmp_path: Path, nbytes: int) -> None:
+    tensors = {"all": torch.full((1,), 3.0).expand(5, 7), "rows": torch.arange(5.0)[:, None].expand(5, 7)}
+    source = open_source(save(tmp_path / "m.pt", tensors))
+    for name, tensor in tensors.items():
+        want = tensor.contiguous().numpy().tobytes()
+        assert b"".join(bytes(chunk) for chunk in source[name].chunks(nbytes)) == want, name
+
+
 def test_views_with_other_signs_are_read_as_they_read(tmp_path: Path) -> None:
     w, z = torch.arange(1.0, 7.0), torch.tensor([1 + 2j, 3 - 4j])
     tensors = {"w": w, "negative": torch._neg_view(w), "z": z, "conjugate": z.conj()}

@@ -77,7 +77,8 @@ class _TorchPayload:
         else:
             # Only the elements asked for are gathered, so that chunks stay bounded.
             elements = tensor[torch.unravel_index(torch.arange(first, last), tensor.shape)]
-        plain = elements.resolve_conj().resolve_neg()  # a view may promise signs that are not in memory yet
+        # A view may repeat elements, or promise signs that are not in memory yet.
+        plain = elements.contiguous().resolve_conj().resolve_neg()
         data: Bytes = plain.view(torch.uint8).numpy()[start - first * width :][:n]
         data.flags.writeable = False
         return data
