@@ -13,6 +13,7 @@ from wcodec.kernels.gemv import Gemv, GemvConfig
 from wcodec.kernels.pack import split_table
 from wcodec.kernels.router import Router, serves
 from wcodec.paths import Run
+from wcodec.state import ROW_ELEMENTS
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from wcodec.state import PackedWeight
 
 GEMV, GEMM = "gemv", "gemm"
-
-_ROW_ELEMENTS = 8  # rows of x start on 16 bytes: `wcodec.linear` sees to it
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Kernel:
 
 def row_stride(k: int) -> int:
     """Elements between the rows of x as `wcodec.linear` hands it to kernels."""
-    return k + -k % _ROW_ELEMENTS
+    return k + -k % ROW_ELEMENTS
 
 
 def bricks_of(weight: PackedWeight) -> Bricks:

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from wcodec.errors import WCodecError
-from wcodec.state import VIEW_BYTES, PackedWeight, aligned, weight_of
-
-_ROW_ELEMENTS = VIEW_BYTES // 2  # rows of x start where its base may: the copy engine asks for both
+from wcodec.state import ROW_ELEMENTS, VIEW_BYTES, PackedWeight, aligned, weight_of
 
 _library: Any = torch.library.Library("wcodec", "DEF")  # type: ignore[no-untyped-call]
 _expect: Any = torch._check
@@ -99,7 +97,7 @@ def _linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None) ->
     out = torch.empty((tokens, n) if rank == 2 else (*shape[:-1], n), dtype=dtype, device=packed.device)
     if tokens and n and k:
         plan = packed.plans.get(tokens) or packed.plan(tokens)
-        if not x.is_contiguous() or x.data_ptr() % VIEW_BYTES or k % _ROW_ELEMENTS:
+        if not x.is_contiguous() or x.data_ptr() % VIEW_BYTES or k % ROW_ELEMENTS:
             x = _aligned(x.reshape(tokens, k), packed)
         if bias is not None and not bias.is_contiguous():
             bias = bias.contiguous()
@@ -121,7 +119,7 @@ def _aligned(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 
     The zeros lie behind the K columns of the result, whose row stride tells the kernels about them.
     """
-    padding = -packed.k % _ROW_ELEMENTS
+    padding = -packed.k % ROW_ELEMENTS
     if not padding or packed.is_raw or not x.is_cuda:
         return aligned(x)
     wide = x.new_zeros(x.shape[0], packed.k + padding)

@@ -14,6 +14,7 @@ from wcodec.formats._bf16_w12_layout import INLINE_PATCHES, OVERFLOW_TAG, PATCHE
 from wcodec.formats.bf16_w12 import BRICK_BYTES, TILE, Bf16W12
 from wcodec.formats.raw import Raw
 from wcodec.packed import ALIGNMENT_BYTES, FOOTER_BYTES, TAIL_BYTES, Footer, PackedTensor
+from wcodec.units import number, size
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 256
 KEEP = ("packed", "both")
 VIEW_BYTES = 16  # where what kernels read as vectors, or torch as wider types, may begin
+ROW_ELEMENTS = VIEW_BYTES // 2  # rows of x start where its base may: the copy engine asks for both
 
 _ROUTER_ROWS = 1024  # FP32 matrices of up to this many rows are taken for routers
 
@@ -246,7 +248,8 @@ class PackedState(Mapping[str, PackedWeight]):
         return {name: weight.explain() for name, weight in self._weights.items()}
 
     def __repr__(self) -> str:
-        return f"PackedState({len(self)} weights, {self.nbytes / 1e9:.3f} GB, device={str(self.device)!r})"
+        held = f"{number(len(self), 'weight')}, {size(self.nbytes)}"
+        return f"PackedState({held}, device={str(self.device)!r})"
 
 
 # Weights alive, by the address of their blob: an op gets tensors, not Python objects.
