@@ -164,10 +164,10 @@ def prepare(weights: Weights, config: Config) -> State:
         config,
         device,
         experts,
-        torch.stack([to_bricks(w[rows13], s[rows13]) for w, s in zip(weights.w13, scale13, strict=True)]),
+        _all_bricks(weights.w13, scale13, rows13),
         weights.w13_global,
         torch.where(nan13.flatten(1).any(1)[:, None], torch.nan, factors13).contiguous(),
-        torch.stack([to_bricks(w, s) for w, s in zip(weights.w2, scale2, strict=True)]),
+        _all_bricks(weights.w2, scale2, slice(None)),
         weights.w2_global,
         torch.where(nan2.flatten(1).any(1), torch.nan, factors2).contiguous(),
         aligned(weights.post_norm),
@@ -305,6 +305,17 @@ def to_bricks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return torch.cat([words.reshape(tiles, chunks, -1), scales.reshape(tiles, chunks, -1)], dim=-1).flatten()
 
 
+def _all_bricks(weights: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
+    """Bricks of every expert, its rows in the order of `rows`; beside the result, one expert at a time."""
+    import torch
+
+    experts, bricks = weights.shape[0], weights[0].numel() * 2 // TILE**2
+    out = torch.empty(experts, bricks * BRICK_BYTES, dtype=torch.uint8, device=weights.device)
+    for expert in range(experts):
+        out[expert] = to_bricks(weights[expert, rows], scales[expert, rows])
+    return out
+
+
 def _interleaved_rows(intermediate: int) -> torch.Tensor:
     """Row of w13 per row of the bricks: eight of gate, the same eight of up, and so on."""
     import torch
@@ -340,7 +351,18 @@ def _check(weights: Weights, config: Config) -> int:
             raise WCodecError(
                 f"{name} is on {tensor.device}, w13 on {weights.w13.device}", mend="move one of them"
             )
-    if config.local_experts is not None:
+    if not 1 <= config.top_k <= config.num_experts:
+        raise WCodecError(
+            f"top_k is {config.top_k} of {config.num_experts} experts",
+            mend=f"pass 1 to {config.num_experts}",
+        )
+    if config.local_experts is None:
+        if experts != config.num_experts:
+            raise WCodecError(
+                f"weights of {experts} experts where the layer has {config.num_experts}",
+                mend="pass the ids of these as local_experts",
+            )
+    else:
         local = list(config.local_experts)
         if len(local) != experts or len(set(local)) != experts:
             raise WCodecError(f"{len(local)} ids for {experts} experts", mend="pass one id per expert")

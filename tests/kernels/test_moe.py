@@ -258,6 +258,11 @@ def test_prepare_names_what_does_not_fit() -> None:
         moe.prepare(made, moe.Config(100, 64, 9, 3))
     with pytest.raises(WCodecError, match="post_norm is on meta, w13 on cpu"):
         state(range(5), made._replace(post_norm=made.post_norm.to("meta")))
+    with pytest.raises(WCodecError, match="weights of 5 experts where the layer has 9"):
+        moe.prepare(made, moe.Config(HIDDEN, INTERMEDIATE, 9, 3))
+    for top_k in (0, -1, 10):
+        with pytest.raises(WCodecError, match=f"top_k is {top_k} of 9 experts"):
+            state(range(5), made, top_k=top_k)
 
 
 def test_norms_are_brought_to_where_vector_loads_may_begin() -> None:
