@@ -269,13 +269,12 @@ def test_signals_leave_nothing(tmp_path: Path, number: int, status: int) -> None
         time.sleep(0.002)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    if process.returncode == 0:  # it was faster than the signal
-        assert part.exists() is False
+    assert names(tmp_path) == {"a.safetensors", "p"}
+    if (tmp_path / "p").read_bytes() != b"old":  # it was faster: the signal found it done, or ending
+        assert process.returncode in (0, status, -number)
         return
     assert process.returncode == status
     assert "Traceback" not in errors
-    assert names(tmp_path) == {"a.safetensors", "p"}
-    assert (tmp_path / "p").read_bytes() == b"old"
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
