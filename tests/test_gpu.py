@@ -18,7 +18,7 @@ from wcodec.nn import PackedLinear, compress_  # noqa: E402  (it needs torch)
 
 pytestmark = pytest.mark.gpu
 
-# Every path, on whole and on ragged bricks: tiny, thin, odd, one row, deep K, a seed's shape.
+# Every path, on whole and on ragged bricks: tiny, thin, odd, one row, deep K, a benchmark's shape.
 SHAPES = [(64, 64), (160, 232), (7, 1024), (1, 2048), (130, 200), (1000, 72), (8192, 1024), (2304, 8192)]
 TOKENS = [1, 2, 5, 8, 13, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 200, 256, 257, 300, 512, 1030]
 RELATIVE_L2 = 2.5e-3  # one rounding to BF16 gives 1.7e-3

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TILE = 64
 BRICK_BYTES = 2304  # raw scales
-#: What decoded operands lack, `kDecodedFactor` in ``decoders_cuda/nvfp4_s5.cuh``.
+#: What decoded operands lack, `kDecodedFactor` in ``decoders_cuda/nvfp4_operand.cuh``.
 DECODED_FACTOR = 256.0
 # Bits of (mantissa, low exponent, sign) of weight p of a step in its u32; the high exponent bit follows the
 # low one. Weights 2r and 2r + 1 are the halves of A register r.
@@ -139,7 +139,8 @@ def prepare(weights: Weights, config: Config) -> State:
     Raises
     ------
     WCodecError
-        Naming the tensor whose dtype or shape does not fit, or ids that are no experts.
+        Naming the tensor whose dtype or shape does not fit, ids that are no experts or are missing, or a
+        `top_k` that no call could have.
     UnsupportedError
         Where hidden or intermediate is no multiple of 64.
     """

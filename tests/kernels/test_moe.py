@@ -97,7 +97,7 @@ def test_matches_the_reference(name: str) -> None:
     [(4096, 128, 9, 3), pytest.param(128, 4096, 17, 3, marks=pytest.mark.slow)],
 )
 def test_shares_may_end_at_half_a_row_tile(hidden: int, intermediate: int, tokens: int, grid: int) -> None:
-    """Only where the weights in flight make up half of a row tile's columns, here as on the seed's model."""
+    """Only where the weights in flight make up half of a row tile's columns, here as on the benchmark's model."""
     ids = np.stack([np.random.default_rng(token).permutation(ALL)[:TOP_K] for token in range(tokens)])
     made, data = weights(hidden, intermediate, 3), inputs(tokens, ids, hidden)
     out = moe_host.forward(data.x, data.topk_ids, data.topk_weights, state(range(3), made), grid=grid)
@@ -178,7 +178,7 @@ def test_operands_are_the_checkpoint_s_bit_for_bit(tokens: int) -> None:
 
 
 def model(tokens: int) -> list[kernels.Product]:
-    """Both products of the seed's model."""
+    """Both products of the benchmark's model."""
     routes = next(size for size in (128, 512, 2048, 4096) if tokens * bench.TOP_K <= size)
     shape = (bench.LOCAL, bench.TOP_K, routes, 8)
     few, many = kernels.kinds(tokens, 24)

@@ -30,7 +30,7 @@ _PREFETCH_BYTES = 64 << 10
 _BLOCK_BYTES = 2048  # partial sums: 8 tokens × 64 rows, FP32
 BLOCK_TOKENS = 8
 _LAYOUT = "TPPIIPPPQIIIIPI"
-_MANY_GROUPS_TOKENS = 128  # for which four warpgroups have the registers
+_MANY_GROUPS_TOKENS = 128  # up to which four warpgroups have the registers
 WHOLE_CLUSTER = 3  # CTAs per tile up to which all of them form one cluster; more form clusters of two
 
 

@@ -54,9 +54,9 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
     Wide tiles (128 rows) read x half as often, narrow ones (64 rows, two column groups) need fewer CTAs per
     tile and so less exchange: up to 64 tokens x is small and narrow tiles win, above that wide ones, unless K
     is short or the rows are few. Of 256 tokens the exchange is large and narrow tiles win again, unless K is
-    very long. Where there are more tiles than SMs, the work is dealt evenly to pairs of
-    CTAs, or tiles of 256 rows fill the SMs once. Column groups take bricks in pairs: where K has an odd
-    number of them, one group takes all.
+    very long. Where there are more tiles than SMs, the work is dealt evenly to pairs of CTAs, or tiles of 256
+    rows fill the SMs once. Column groups take bricks in pairs: where K has an odd number of them, one group
+    takes all.
 
     Parameters
     ----------

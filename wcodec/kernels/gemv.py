@@ -179,7 +179,7 @@ def _eager(tokens: int, k_warps: int, min_ctas: int = 1) -> GemvConfig:
 #: The rule. Per number of tokens, instances with the most rows (N) that they are given: those that won on the
 #: shapes measured on H200. One wave of CTAs: 16 rows each up to 132 × 16, then 32, one or two CTAs per SM,
 #: rings in shared memory; with many tokens 64 rows, side by side, so that they share x. More rows: as many
-#: small CTAs per SM as fit, rings in registers.
+#: small CTAs per SM as fit, rings in registers; for 32 tokens 128 rows, in shared memory.
 INSTANCES: dict[int, tuple[tuple[int, GemvConfig], ...]] = {
     1: (
         (2112, _shared(1, 16, 1, 1, 4, 1)),

@@ -179,7 +179,7 @@ def products(state: State, tokens: int, id_bytes: int) -> tuple[Product, Product
 def launch(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, state: State, out: torch.Tensor
 ) -> None:
-    """Launch the three kernels for at most ``MAX_ROUTES`` routes on torch's current stream.
+    """Launch the products and the closing sum for at most ``MAX_ROUTES`` routes on torch's current stream.
 
     Parameters
     ----------
