@@ -9,7 +9,12 @@
 //   slots of shared memory: the load of the next chunk starts when the weights are decoded, before x is read. Few
 //   instructions. Warps fetch x for themselves, but through L1, where the CTAs of an SM find each other's.
 // WC_REGISTER_RING 0: weights and x in WC_STAGES slots of shared memory, filled by cp.async; the WC_ROW_WARPS warps of
-//   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows.
+//   a group share x. More bytes in flight and less traffic for x: best for many tokens or few rows. Two quarters are
+//   decoded at a time and share what ldmatrix reads. With WC_EAGER a warp, alone in its group, asks for the next chunk
+//   before it waits for the one at hand.
+//
+// Bytes of a chunk: 1,536 + 16 per quarter, 128 per token of x (once per warp, or per group). Patches are applied in
+// 1,024 bytes that the warp has free; its partial sums take 80 per quarter and token where its slots were.
 //
 // WC_SPLIT above 1 (sm_90 and newer): a cluster of that many CTAs shares the rows and splits K; each sums its own
 //   groups, hands every CTA the sums of that CTA's outputs, and finishes its own when all of them are there. Less x

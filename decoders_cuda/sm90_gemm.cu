@@ -6,9 +6,9 @@
 //           every second brick, which halves the latency of decoding, and they add up in shared memory. Four row
 //           groups hide each other's decoding. A warp of the producer's asks for the overflow list.
 // Stage     WC_STAGE_BRICKS · 64 columns: WC_TOKENS × 128 bytes of tokens per brick under the 128-byte swizzle (TMA,
-//           zeros outside x), WC_ROW_GROUPS contiguous runs of bricks (bulk copies). Shared memory: WC_STAGES stages,
-//           where after the loop column groups and clusters exchange; 1,536 bytes per consumer warp for patches and
-//           epilogue; barriers.
+//           zeros outside x), WC_ROW_GROUPS contiguous runs of bricks of 6,208 bytes (bulk copies). Shared memory:
+//           WC_STAGES stages, where after the loop column groups and clusters exchange (column groups of WC_SPLIT 0
+//           have WC_TOKENS × 256 bytes beside them); 1,536 bytes per consumer warp for patches and epilogue; barriers.
 // Work      a *unit* is one stage of one tile. WC_SPLIT ≥ 1: each tile's units go to WC_SPLIT CTAs, each of which sums
 //           and stores its share of the tokens. WC_SPLIT = 0: the units of all tiles, in order, are dealt evenly to
 //           the CTAs; the CTA that holds a tile's first unit sums and stores it.
@@ -23,8 +23,8 @@
 // Grid      WC_SPLIT ≥ 1: tiles · WC_SPLIT, the CTAs of one tile resident at once. WC_SPLIT = 0: any number of CTAs
 //           that are all resident, at most the units. Twice that for pairs, of which tiles count the pairs.
 // Partials  zero before the first launch, zero after every launch; never shared by launches that can overlap.
-// Code      is read with cold caches: a kilobyte of it costs more than a brick. So each piece is there once, the loop too
-//           (twice for 256 tokens), and what warps branch on or index by is uniform in the compiler's eyes.
+// Code      is read with cold caches: a kilobyte of it costs more than a brick. So each piece is there once, the loop
+//           too (twice above 128 tokens), and what warps branch on or index by is uniform in the compiler's eyes.
 // Files     sm90_gemm_layout.cuh: constants, work and shared memory; sm90_gemm_roles.cuh: producer and consumer;
 //           sm90_gemm_finish.cuh: sums of several CTAs; sm90_gemm_parts.cuh: what one warp does alone;
 //           sm90_gemm_patches.cuh: exceptions of a quarter.

@@ -3,13 +3,15 @@
 // GATED 1: out[route] = silu(f_gate · W_gate x[token]) · (f_up · W_up x[token]), gate and up rows interleaved by eights.
 // GATED 0: out[route] = f · W x[route], natural order.
 // Route r is place r % TOP_K of token r / TOP_K; rows of `out` of routes that are not local stay untouched. Tokens of
-// experts with at most SYNC_TOKENS of them are read from `natural`, and a gated product stores their columns in natural
-// order; those of the others are read from `ordered` and stored in the order of the bricks' columns.
+// experts with at most SYNC_TOKENS and FEW_TOKENS of them are read from `natural`, and a gated product stores their
+// columns in natural order; those of the others are read from `ordered` and stored in the order of the bricks' columns.
 //
-// Tile      64 rows × 8 … 128 tokens per warpgroup, weights as register A, tokens as B from shared memory.
+// Tile      64 rows × 8 … 128 tokens, weights as register A, tokens as B from shared memory.
 // Roles     four warpgroups of equals, one CTA per SM. Experts with at most FEW_TOKENS tokens: tokens resident, the
-//           warpgroups split K. More: one row tile per warpgroup, tokens streamed through STAGES stages.
-// Weights   straight to registers, RING chunks of 16 + 2 bytes per lane in flight: 2,304 bytes per brick, read once.
+//           warpgroups split K; of half a row tile, two warps of each split its share once more. More: one row tile
+//           per warpgroup, tokens streamed through STAGES stages of 32 KB.
+// Weights   straight to registers, RING chunks (4 or 2 of experts with many tokens) of 16 + 2 bytes per lane in flight:
+//           2,304 bytes per brick, read once for each pass.
 // Macros    N_ROWS, K_COLUMNS per expert (multiples of 64); EXPERTS local ones; TOP_K; ROUTES upper bound of tokens ·
 //           TOP_K (≤ 65,536); ID_BYTES 4, 8; GATED 0, 1; FEW_TOKENS 8, 16, 24; SYNC_TOKENS, up to which mma.sync beats
 //           wgmma; WIDE_TOKENS, most tokens of a pass; RING; STAGES; MANY, …_PRICE…: see moe_routes.cuh.

@@ -204,7 +204,7 @@ def test_odd_shapes_build() -> None:
 
 @pytest.mark.slow
 def test_decoding_stays_within_its_instruction_budget(tmp_path: Path) -> None:
-    """At 4.2 TB/s an H200 has 2.0 … 2.2 integer slots per 4.5-bit weight; the loops take at most 1.6."""
+    """At 4.2 TB/s an H200 has 2.0 … 2.2 integer slots per 4.5-bit weight; few tokens take at most 1.6."""
     disassembler = shutil.which("nvdisasm")
     if disassembler is None:
         from nvidia import cu13
