@@ -97,7 +97,7 @@ def test_matches_the_reference(name: str) -> None:
     [(4096, 128, 9, 3), pytest.param(128, 4096, 17, 3, marks=pytest.mark.slow)],
 )
 def test_shares_may_end_at_half_a_row_tile(hidden: int, intermediate: int, tokens: int, grid: int) -> None:
-    """Only where the weights in flight make up half of a row tile's columns, here as on the benchmark's model."""
+    """Only where the weights in flight make up half of a row tile's columns, as on the benchmark's model."""
     ids = np.stack([np.random.default_rng(token).permutation(ALL)[:TOP_K] for token in range(tokens)])
     made, data = weights(hidden, intermediate, 3), inputs(tokens, ids, hidden)
     out = moe_host.forward(data.x, data.topk_ids, data.topk_weights, state(range(3), made), grid=grid)

@@ -15,7 +15,7 @@ from wcodec.readers.safetensors import Entry
 
 
 class RunProfile:
-    """`bf16-w12` and `nvfp4-s5`: what kernels read."""
+    """`bf16-w12`, which kernels read, and `nvfp4-s5`."""
 
     name = "run"
 
