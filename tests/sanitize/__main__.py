@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tests.sanitize.launches import CONTROL, KERNELS
 
@@ -45,6 +47,9 @@ FALSE_ALARMS = {
     "gemm, dealt evenly": _ELECTED,
     "gemm, cluster": _ELECTED,
 }
+
+
+_running: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -83,16 +88,32 @@ def watch(command: str, tool: str, name: str, function: str, seconds: int) -> Ou
         text=True,
         start_new_session=True,
     )
+    _running.add(process)
     try:
         said, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the tool and what it watches
-        process.communicate()
-        return Outcome(f"over {seconds} s")
+        kill(process)
+        said, _ = process.communicate()
+        return Outcome(f"over {seconds} s", said)
+    finally:
+        _running.discard(process)
     found = FOUND.search(said)
     if CLEAN.search(said) and f"launched {name}" in said:
         return Outcome("clean", said)
     return Outcome(found[1] if found else "failed", said)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a tool and what it watches, which would go on using the GPU."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def stop(*_: object) -> NoReturn:
+    """Answer SIGTERM and Ctrl-C: leave nothing behind on the GPU."""
+    for process in list(_running):
+        kill(process)
+    os._exit(1)  # at once: the pool would start what waits
 
 
 def is_false_alarm(name: str, tool: str) -> bool:
@@ -110,6 +131,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     options = parser.parse_args()
 
+    if options.logs is not None:
+        options.logs.mkdir(parents=True, exist_ok=True)
     command = sanitizer()
     if command is None:
         raise SystemExit("not run: compute-sanitizer is not installed")
@@ -117,29 +140,31 @@ def main() -> None:
     if not re.match(r"[1-9]\d* error", control.word):
         raise SystemExit(f"not run: memcheck does not see a store outside of its buffer\n{control.said}")
 
+    def job(name: str, tool: str) -> Outcome:
+        outcome = watch(command, tool, name, KERNELS[name][0], options.seconds)
+        if options.logs is not None:  # now, and not at the end: a run that is stopped keeps what it has
+            file = f"{name.replace(', ', '-').replace(' ', '-')}.{tool}"
+            (options.logs / file).write_text(outcome.said)
+        return outcome
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     with ThreadPoolExecutor(options.jobs) as pool:
         pending = {
-            (name, tool): pool.submit(watch, command, tool, name, KERNELS[name][0], options.seconds)
-            for name in options.kernels
-            for tool in options.tools
+            (name, tool): pool.submit(job, name, tool) for name in options.kernels for tool in options.tools
         }
         width = max(map(len, options.kernels))
         print(" " * width, *(f"{tool:<12}" for tool in options.tools))
         for name in options.kernels:
             words = [pending[name, tool].result().word for tool in options.tools]
             print(f"{name:<{width}}", *(f"{word:<12}" for word in words), flush=True)
-    unclean = {key: job.result() for key, job in pending.items() if not job.result().is_clean}
+    outcomes = {key: future.result() for key, future in pending.items()}
+    unclean = {key: outcome for key, outcome in outcomes.items() if not outcome.is_clean}
     for (name, tool), outcome in unclean.items():
         lines = [line for line in outcome.said.splitlines() if line.startswith("========= ")]
         print(f"\n{name}, {tool}: {outcome.word}", *lines[:REPORT_LINES], sep="\n")
         if is_false_alarm(name, tool):
             print(f"known to be none: {FALSE_ALARMS[name]}")
-    if options.logs is not None:
-        options.logs.mkdir(parents=True, exist_ok=True)
-        for (name, tool), job in pending.items():
-            (options.logs / f"{name.replace(', ', '-').replace(' ', '-')}.{tool}").write_text(
-                job.result().said
-            )
     sys.exit(not all(is_false_alarm(*key) for key in unclean))
 
 
