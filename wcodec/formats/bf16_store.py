@@ -12,19 +12,21 @@ from wcodec.bits import digest
 from wcodec.errors import MalformedError
 from wcodec.formats._frames import (
     CHUNK,
-    CHUNK_LOG,
-    MAX_CHUNK_LOG,
-    MIN_CHUNK_LOG,
     SLACK_BYTES,
+    U32,
+    ChunkEncoder,
+    check_chunk_size,
+    chunk_count,
+    chunk_elements,
+    chunk_lengths,
     compress,
     decompress,
     scratch,
 )
 from wcodec.formats.base import Format, Shape, check_tail, output, share
-from wcodec.packed import U8, Footer, PackedTensor, assemble, tail_bytes
+from wcodec.packed import U8, PackedTensor, assemble
 
 U16 = npt.NDArray[np.uint16]
-U32 = npt.NDArray[np.uint32]
 
 #: Weights per chunk: 512 KB of BF16.
 CHUNK_WEIGHTS = CHUNK
@@ -80,7 +82,7 @@ class Bf16Store(Format):
         """See `Format.decode`; `workers` threads share the chunks."""
         out = output(out, packed.shape, 2)
         flat = out.view(np.uint16).reshape(-1)
-        size = chunk_weights(packed)
+        size = chunk_elements(packed)
 
         def decode(first: int, last: int) -> None:
             self.decode_chunks(packed, first, last, flat[first * size : last * size])
@@ -96,7 +98,7 @@ class Bf16Store(Format):
         MalformedError
             If a chunk is damaged.
         """
-        size, lengths = chunk_weights(packed), chunk_lengths(packed)
+        size, lengths = chunk_elements(packed), chunk_lengths(packed)
         at = 4 * lengths.size + first * size + int(lengths[:first].sum(dtype=np.int64))
         for index in range(first, last):
             weights = out[(index - first) * size : (index - first + 1) * size]
@@ -110,11 +112,11 @@ class Bf16Store(Format):
 
     def granule(self, packed: PackedTensor) -> int:
         """See `Format.granule`: one chunk."""
-        return 2 * chunk_weights(packed)
+        return 2 * chunk_elements(packed)
 
     def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
         """See `Format.decode_range`."""
-        size = chunk_weights(packed)
+        size = chunk_elements(packed)
         first, last = start // (2 * size), -(-stop // (2 * size))
         out = np.empty(max(min(last * size, packed.numel) - first * size, 0), dtype=np.uint16)
         self.decode_chunks(packed, first, last, out)
@@ -125,20 +127,16 @@ class Bf16Store(Format):
         footer = packed.footer
         if footer.dtype != "BF16" or footer.overflow_count:
             raise MalformedError("the footer is not one of bf16-store")
-        if not MIN_CHUNK_LOG <= footer.table[0] <= MAX_CHUNK_LOG or any(footer.table[1:]):
-            raise MalformedError(f"the chunk size {list(footer.table)} is not one of bf16-store")
-        count = chunk_count(packed.numel, chunk_weights(packed))
+        check_chunk_size(packed)
+        count = chunk_count(packed.numel, chunk_elements(packed))
         if 4 * count + packed.numel > packed.nbytes:
             raise MalformedError(f"{packed.nbytes} bytes are too few for {packed.numel} weights")
         body = 4 * count + packed.numel + int(chunk_lengths(packed).sum(dtype=np.int64))
         check_tail(packed, body)
 
 
-class StreamEncoder:
-    """Encodes a tensor piece by piece, in bounded memory.
-
-    The blob is what `head` returns, what `encode` returned for consecutive pieces, and what `finish` returns.
-    The head's size is known from the start, its content when all pieces are appended.
+class StreamEncoder(ChunkEncoder):
+    """Encodes a tensor piece by piece: see `ChunkEncoder`.
 
     Parameters
     ----------
@@ -147,10 +145,7 @@ class StreamEncoder:
     """
 
     def __init__(self, shape: Shape) -> None:
-        self.shape = tuple(shape)
-        self.head_bytes = 4 * chunk_count(math.prod(shape))
-        self._lengths: list[U32] = []
-        self._body_bytes = self.head_bytes + math.prod(shape)
+        super().__init__(Bf16Store, shape, "BF16", plain_bytes=math.prod(shape))
 
     def encode(self, bits: U16) -> tuple[U8, U32]:
         """Encode whole chunks on their own: in any order, from any thread.
@@ -179,45 +174,6 @@ class StreamEncoder:
                 at += part.size
             lengths[index] = sum(part.size for part in coded)
         return body[:at], lengths
-
-    def append(self, lengths: U32) -> None:
-        """Take the lengths of the next piece, in order."""
-        self._lengths.append(lengths)
-        self._body_bytes += int(lengths.sum(dtype=np.int64))
-
-    def head(self) -> bytes:
-        """What precedes the chunks, once all were appended."""
-        head = b"".join(part.astype("<u4").tobytes() for part in self._lengths)
-        if len(head) != self.head_bytes:
-            raise ValueError(f"{len(head) // 4} of {self.head_bytes // 4} chunks were appended")
-        return head
-
-    def footer(self, original_digest: bytes) -> Footer:
-        """The footer: the digest is all that is not known from the start."""
-        split_at = max(len(self.shape) - 1, 0)
-        table = bytes([CHUNK_LOG, *bytes(7)])
-        return Footer(
-            Bf16Store.code, Bf16Store.version, "BF16", self.shape, split_at, table, 0, original_digest
-        )
-
-    def finish(self, original_digest: bytes) -> bytes:
-        """What follows the chunks: padding, dims and footer."""
-        return tail_bytes(self._body_bytes, self.footer(original_digest))
-
-
-def chunk_count(numel: int, size: int = CHUNK_WEIGHTS) -> int:
-    """Chunks of a tensor of `numel` weights."""
-    return -(-numel // size)
-
-
-def chunk_weights(packed: PackedTensor) -> int:
-    """Weights per chunk of a blob."""
-    return 1 << packed.footer.table[0]
-
-
-def chunk_lengths(packed: PackedTensor) -> U32:
-    """Bytes of each chunk's coded exponents."""
-    return packed.blob[: 4 * chunk_count(packed.numel, chunk_weights(packed))].view("<u4")
 
 
 def _encode_chunk(bits: U16, rest: U8) -> list[U8]:

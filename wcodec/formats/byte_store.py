@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,18 @@ from wcodec.dtypes import DTYPES
 from wcodec.errors import MalformedError
 from wcodec.formats._frames import (
     CHUNK,
-    CHUNK_LOG,
-    MAX_CHUNK_LOG,
-    MIN_CHUNK_LOG,
     SLACK_BYTES,
+    U32,
+    ChunkEncoder,
+    check_chunk_size,
+    chunk_count,
+    chunk_elements,
+    chunk_lengths,
     compress,
     decompress,
 )
 from wcodec.formats.base import Format, Shape, check_tail, output
-from wcodec.packed import U8, Footer, PackedTensor, assemble, tail_bytes
-
-U32 = npt.NDArray[np.uint32]
+from wcodec.packed import U8, PackedTensor, assemble
 
 
 class ByteStore(Format):
@@ -65,7 +65,7 @@ class ByteStore(Format):
 
     def granule(self, packed: PackedTensor) -> int:
         """See `Format.granule`: one chunk."""
-        return 1 << packed.footer.table[0]
+        return chunk_elements(packed)
 
     def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
         """See `Format.decode_range`."""
@@ -77,7 +77,7 @@ class ByteStore(Format):
 
     def _decode_chunks(self, packed: PackedTensor, first: int, out: U8) -> None:
         """Decode chunks from `first` on into `out`, as many as it holds."""
-        size, lengths = self.granule(packed), _lengths(packed)
+        size, lengths = self.granule(packed), chunk_lengths(packed)
         at = 4 * lengths.size + int(lengths[:first].sum(dtype=np.int64))
         for start in range(0, out.size, size):
             index = first + start // size
@@ -90,19 +90,15 @@ class ByteStore(Format):
         footer = packed.footer
         if DTYPES[footer.dtype].bits != 8 or footer.overflow_count:
             raise MalformedError("the footer is not one of byte-store")
-        if not MIN_CHUNK_LOG <= footer.table[0] <= MAX_CHUNK_LOG or any(footer.table[1:]):
-            raise MalformedError(f"the chunk size {list(footer.table)} is not one of byte-store")
-        count = -(-packed.numel // self.granule(packed))
+        check_chunk_size(packed)
+        count = chunk_count(packed.numel, chunk_elements(packed))
         if 4 * count > packed.nbytes:
             raise MalformedError(f"{packed.nbytes} bytes are too few for {count} chunks")
-        check_tail(packed, 4 * count + int(_lengths(packed).sum(dtype=np.int64)))
+        check_tail(packed, 4 * count + int(chunk_lengths(packed).sum(dtype=np.int64)))
 
 
-class StreamEncoder:
-    """Encodes a tensor piece by piece, in bounded memory.
-
-    The blob is what `head` returns, what `encode` returned for consecutive pieces, and what `finish` returns.
-    The head's size is known from the start, its content when all pieces are appended.
+class StreamEncoder(ChunkEncoder):
+    """Encodes a tensor piece by piece: see `ChunkEncoder`.
 
     Parameters
     ----------
@@ -113,9 +109,7 @@ class StreamEncoder:
     """
 
     def __init__(self, shape: Shape, dtype: str) -> None:
-        self.shape, self.dtype = tuple(shape), dtype
-        self.head_bytes = 4 * -(-math.prod(shape) // CHUNK)
-        self._lengths: list[U32] = []
+        super().__init__(ByteStore, shape, dtype)
 
     def encode(self, data: U8) -> tuple[U8, U32]:
         """Encode whole chunks on their own: in any order, from any thread.
@@ -131,7 +125,7 @@ class StreamEncoder:
         lengths : numpy.ndarray of uint32
             Bytes of each chunk's frame, for `append`.
         """
-        count = -(-data.size // CHUNK)
+        count = chunk_count(data.size)
         body = np.empty(data.size + count * SLACK_BYTES, dtype=np.uint8)
         lengths, at = np.empty(count, dtype=np.uint32), 0
         for index in range(count):
@@ -140,33 +134,3 @@ class StreamEncoder:
             lengths[index] = frame.size
             at += frame.size
         return body[:at], lengths
-
-    def append(self, lengths: U32) -> None:
-        """Take the lengths of the next piece, in order."""
-        self._lengths.append(lengths)
-
-    def head(self) -> bytes:
-        """What precedes the chunks, once all were appended."""
-        head = b"".join(part.astype("<u4").tobytes() for part in self._lengths)
-        if len(head) != self.head_bytes:
-            raise ValueError(f"{len(head) // 4} of {self.head_bytes // 4} chunks were appended")
-        return head
-
-    def footer(self, original_digest: bytes) -> Footer:
-        """The footer: the digest is all that is not known from the start."""
-        split = max(len(self.shape) - 1, 0)
-        table = bytes([CHUNK_LOG, *bytes(7)])
-        return Footer(
-            ByteStore.code, ByteStore.version, self.dtype, self.shape, split, table, 0, original_digest
-        )
-
-    def finish(self, original_digest: bytes) -> bytes:
-        """What follows the chunks: padding, dims and footer."""
-        body = sum(int(part.sum(dtype=np.int64)) for part in self._lengths)
-        return tail_bytes(self.head_bytes + body, self.footer(original_digest))
-
-
-def _lengths(packed: PackedTensor) -> U32:
-    """Bytes of each chunk's frame."""
-    count = -(-packed.numel // (1 << packed.footer.table[0]))
-    return packed.blob[: 4 * count].view("<u4")
