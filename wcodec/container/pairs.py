@@ -115,9 +115,7 @@ class _Pair:
         return _PairEncoder(plan) if plan.shrinks else "block scales too far apart to get smaller"
 
 
-class _PairEncoder:
-    head_bytes = 0
-
+class _PairEncoder(Encoder):
     def __init__(self, plan: Plan) -> None:
         self._stream = StreamEncoder(plan)
         self._columns = plan.matrix[1]
@@ -130,12 +128,6 @@ class _PairEncoder:
 
     def append(self, body: U8, extra: U32) -> None:
         self._stream.append(body, extra)
-
-    def fits(self) -> bool:
-        return True
-
-    def head(self) -> bytes:
-        return b""
 
     def finish(self, digest: bytes) -> bytes:
         return self._stream.finish(digest)

@@ -47,9 +47,7 @@ class _Matrix:
         return _BrickEncoder(Bf16W12().plan_from_counts(counts[entry.name], entry.shape))
 
 
-class _BrickEncoder:
-    head_bytes = 0
-
+class _BrickEncoder(Encoder):
     def __init__(self, plan: Plan) -> None:
         self._stream = StreamEncoder(plan)
 
@@ -61,9 +59,6 @@ class _BrickEncoder:
 
     def fits(self) -> bool:
         return self._stream.overflow_count <= OVERFLOW_LIMIT
-
-    def head(self) -> bytes:
-        return b""
 
     def finish(self, digest: bytes) -> bytes:
         return self._stream.finish(digest)
@@ -98,7 +93,7 @@ class _Chunks:
         return _ChunkEncoder(self.parts[0])
 
 
-class _ChunkEncoder:
+class _ChunkEncoder(Encoder):
     def __init__(self, entry: Entry) -> None:
         self._stream: bf16_store.StreamEncoder | byte_store.StreamEncoder
         if entry.dtype == "BF16":
@@ -112,9 +107,6 @@ class _ChunkEncoder:
 
     def append(self, body: U8, extra: U32) -> None:
         self._stream.append(extra)
-
-    def fits(self) -> bool:
-        return True
 
     def head(self) -> bytes:
         return self._stream.head()

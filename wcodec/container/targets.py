@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,31 +16,31 @@ U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """Encodes one target; the blob is the head, the bodies in order, and what `finish` returns."""
 
     #: Bytes of the head, which is written last.
-    head_bytes: int
+    head_bytes = 0
 
+    @abstractmethod
     def encode(self, data: Sequence[U8]) -> tuple[U8, U32]:
         """Encode whole units of every part, in any thread: their body, and what `append` wants to know."""
-        ...
 
+    @abstractmethod
     def append(self, body: U8, extra: U32) -> None:
         """Take the next piece, in order; completes `body` in place."""
-        ...
 
     def fits(self) -> bool:
         """Whether the format can hold what was appended."""
-        ...
+        return True
 
     def head(self) -> bytes:
         """The head, once all is appended."""
-        ...
+        return b""
 
+    @abstractmethod
     def finish(self, digest: bytes) -> bytes:
         """What follows the bodies, given the xxh3-128 of the parts' bytes, one part after the other."""
-        ...
 
 
 class Target(Protocol):
