@@ -19,7 +19,6 @@ from wcodec.analysis.grouping import BLOCKS, CODES, Logical, Stored, group, stem
 from wcodec.formats.nvfp4_s5 import (
     BLOCK,
     BRICK_BYTES,
-    MAX_BRICKS,
     PATCH_BYTES,
     TILE,
     WINDOW,
@@ -280,10 +279,7 @@ def s5_bytes(shape: tuple[int, ...], missed: float) -> int | None:
     if shape[-1] % BLOCK:
         return None
     plan = Plan(0, round(missed * weights / BLOCK), shape)
-    rows, columns = plan.matrix
-    if -(-rows // TILE) * -(-columns // TILE) >= MAX_BRICKS or plan.nbytes >= weights * 9 // 16:
-        return None
-    return plan.nbytes
+    return plan.nbytes if plan.shrinks else None
 
 
 def _scales_per_weight(kind: str, shape: tuple[int, ...] | None) -> float:
