@@ -95,13 +95,20 @@ def _survives(bits: np.ndarray, format: str) -> tuple[PackedTensor, int]:
     return packed, int((out != bits).sum())
 
 
+def _verdict(wrong: int, total: int, what: str, passed: str | None = None) -> tuple[bool, str]:
+    """Whether none is wrong, and `passed` (by default how many there are) or how many are."""
+    if wrong:
+        return False, f"{wrong:,} of {total:,} {what} differ"
+    return True, passed or f"{total:,} {what}"
+
+
 def _host(format: str, make: Callable[[], np.ndarray]) -> Callable[[], tuple[bool, str]]:
     def check() -> tuple[bool, str]:
         bits = make()
         packed, wrong = _survives(bits, format)
         held = f"{packed.overflow_count:,} in the overflow list" if packed.overflow_count else "all in bricks"
         found = f"{bits.size:,} weights, {held}" if format == "bf16-w12" else f"{bits.size:,} weights"
-        return wrong == 0, found if wrong == 0 else f"{wrong:,} of {bits.size:,} weights differ"
+        return _verdict(wrong, bits.size, "weights", found)
 
     return check
 
@@ -118,7 +125,7 @@ def _nvfp4() -> tuple[bool, str]:
         out = np.full(bits.size, 0xA5, dtype=np.uint8)
         PackedTensor.from_blob(packing.encode(bits, plan).blob.tobytes()).decode(out)
         wrong += int((out != bits).sum())
-    return wrong == 0, f"{bits.size:,} bytes" if wrong == 0 else f"{wrong:,} of {bits.size:,} bytes differ"
+    return _verdict(wrong, bits.size, "bytes")
 
 
 def _bytes() -> tuple[bool, str]:
@@ -129,8 +136,7 @@ def _bytes() -> tuple[bool, str]:
         out = np.full(data.size, 0xA5, dtype=np.uint8)
         PackedTensor.from_blob(ByteStore().encode(data, data.shape).blob.tobytes()).decode(out)
         wrong += int((out != data).sum())
-    total = 2 * pairs.size
-    return wrong == 0, f"{total:,} bytes" if wrong == 0 else f"{wrong:,} of {total:,} bytes differ"
+    return _verdict(wrong, 2 * pairs.size, "bytes")
 
 
 def _prepared(bits: np.ndarray) -> tuple[Any, Any]:
