@@ -259,14 +259,15 @@ def restore(state: State) -> Weights:
     import numpy as np
     import torch
 
-    from wcodec.formats._nvfp4_s5_jit import decode_tiles
+    from wcodec.formats import _nvfp4_s5_jit as jit
 
     def matrices(bricks: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
         weight = np.empty((state.experts, rows, cols // 2), dtype=np.uint8)
         scale = np.empty((state.experts, rows, cols // 16), dtype=np.uint8)
-        none = np.empty((0, 2), dtype=np.uint32)
         for expert, raw in enumerate(bricks.cpu().numpy()):
-            decode_tiles(raw.reshape(-1, BRICK_BYTES), -1, 0, none, weight[expert], scale[expert])
+            jit.decode_nibbles(raw.reshape(-1, BRICK_BYTES), weight[expert])
+            jit.decode_scales(raw.reshape(-1, BRICK_BYTES), -1, scale[expert])
+            jit.invert_signs(scale[expert], weight[expert])
         return torch.from_numpy(weight), torch.from_numpy(scale)
 
     hidden, intermediate = state.config.hidden, state.config.intermediate

@@ -86,7 +86,7 @@ def test_every_scale_byte_with_every_nibble(base: int | None) -> None:
     assert np.array_equal(got[1], scale)
 
 
-@pytest.mark.parametrize("shape", [(0, 32), (3, 0), (2, 5, 48), (32,)])
+@pytest.mark.parametrize("shape", [(0, 32), (3, 0), (1 << 40, 0), (2, 5, 48), (32,)])
 def test_other_shapes(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     weight = rng.integers(0, 256, (*shape[:-1], shape[-1] // 2), dtype=np.uint8)

@@ -22,7 +22,7 @@ _WORDS = 16  # step words of each
 _U32, _U16 = np.uint32, np.uint16
 # Where a step word has the sign bits of its upper and of its lower block.
 _UPPER_SIGNS, _LOWER_SIGNS = np.uint32(0x80088008), np.uint32(0x02200220)
-_SIGNS = np.uint16(0x8888)
+_SIGNS = np.uint64(0x8888888888888888)  # of a block
 _ONES, _TOPS = np.uint32(0x01010101), np.uint32(0x80808080)  # of four scale bytes in a u32
 _LOW, _OUTSIDE = np.uint32(0x0F0F0F0F), np.uint32(0xE0E0E0E0)
 
@@ -36,70 +36,58 @@ def _spread_table() -> Any:
 _SPREAD = _spread_table()
 
 
+# An odd column's nibble is four bits above the one before it, and in a step word 16 above: a copy 12 bits up
+# (or down) brings two nibbles into place with the same shifts. Two signs go their own ways.
 @compiled(inline="always")
 def _place_upper(nibbles: Any) -> int:
     """The bits of a step word that hold four nibbles of the upper block."""
-    n = _U32(nibbles)
+    one = _U32(nibbles)
+    two = one | one << _U32(12)
     return _U32(
-        (n & _U32(0x7)) << _U32(6)
-        | (n & _U32(0x8)) << _U32(12)
-        | (n & _U32(0x70)) << _U32(18)
-        | (n & _U32(0x80)) << _U32(24)
-        | (n & _U32(0x700)) << _U32(2)
-        | (n & _U32(0x800)) << _U32(8)
-        | (n & _U32(0x7000)) << _U32(14)
-        | (n & _U32(0x8000)) >> _U32(12)
+        (two << _U32(6)) & _U32(0x01C001C0)
+        | (two << _U32(2)) & _U32(0x1C001C00)
+        | (two << _U32(12)) & _U32(0x80008000)
+        | (one << _U32(8)) & _U32(0x00080000)
+        | (one >> _U32(12)) & _U32(0x00000008)
     )
 
 
 @compiled(inline="always")
 def _place_lower(nibbles: Any) -> int:
     """The bits of a step word that hold four nibbles of the lower block."""
-    n = _U32(nibbles)
+    one = _U32(nibbles)
+    two = one | one << _U32(12)
     return _U32(
-        (n & _U32(0x7))
-        | (n & _U32(0x8)) << _U32(6)
-        | (n & _U32(0x70)) << _U32(12)
-        | (n & _U32(0x80)) << _U32(18)
-        | (n & _U32(0x100)) >> _U32(4)
-        | (n & _U32(0x600)) << _U32(4)
-        | (n & _U32(0x800)) << _U32(10)
-        | (n & _U32(0x1000)) << _U32(8)
-        | (n & _U32(0x6000)) << _U32(16)
-        | (n & _U32(0x8000)) >> _U32(10)
+        two & _U32(0x00070007)
+        | (two << _U32(6)) & _U32(0x02000200)
+        | (two << _U32(4)) & _U32(0x60006000)
+        | (two >> _U32(4)) & _U32(0x00100010)
+        | (one << _U32(10)) & _U32(0x00200000)
+        | (one >> _U32(10)) & _U32(0x00000020)
     )
 
 
 @compiled(inline="always")
 def _take_upper(word: Any) -> int:
     """Inverse of `_place_upper`."""
-    return _U16(
-        (word >> _U32(6)) & _U32(0x7)
-        | (word >> _U32(12)) & _U32(0x8)
-        | (word >> _U32(18)) & _U32(0x70)
-        | (word >> _U32(24)) & _U32(0x80)
-        | (word >> _U32(2)) & _U32(0x700)
-        | (word >> _U32(8)) & _U32(0x800)
-        | (word >> _U32(14)) & _U32(0x7000)
-        | (word << _U32(12)) & _U32(0x8000)
+    two = (
+        (word & _U32(0x01C001C0)) >> _U32(6)
+        | (word & _U32(0x1C001C00)) >> _U32(2)
+        | (word & _U32(0x80008000)) >> _U32(12)
     )
+    return _U16(two | two >> _U32(12) | (word >> _U32(8)) & _U32(0x0800) | (word << _U32(12)) & _U32(0x8000))
 
 
 @compiled(inline="always")
 def _take_lower(word: Any) -> int:
     """Inverse of `_place_lower`."""
-    return _U16(
-        word & _U32(0x7)
-        | (word >> _U32(6)) & _U32(0x8)
-        | (word >> _U32(12)) & _U32(0x70)
-        | (word >> _U32(18)) & _U32(0x80)
-        | (word << _U32(4)) & _U32(0x100)
-        | (word >> _U32(4)) & _U32(0x600)
-        | (word >> _U32(10)) & _U32(0x800)
-        | (word >> _U32(8)) & _U32(0x1000)
-        | (word >> _U32(16)) & _U32(0x6000)
-        | (word << _U32(10)) & _U32(0x8000)
+    two = (
+        word & _U32(0x00070007)
+        | (word & _U32(0x02000200)) >> _U32(6)
+        | (word & _U32(0x60006000)) >> _U32(4)
+        | (word & _U32(0x00100010)) << _U32(4)
     )
+    return _U16(two | two >> _U32(12) | (word >> _U32(10)) & _U32(0x0800) | (word << _U32(10)) & _U32(0x8000))
 
 
 @compiled()
@@ -119,9 +107,9 @@ def count_bytes(data: Any, counts: Any) -> None:
 
 
 @compiled()
-def encode_nibbles(weight: Any, scale: Any, bricks: Any) -> None:
+def encode_nibbles(weight: Any, bricks: Any) -> None:
     """Encode the nibbles of whole row tiles; parameters as for `encode_tiles`."""
-    rows, blocks = scale.shape
+    rows, blocks = weight.shape[0], weight.shape[1] // 8
     tile_columns = (blocks + 3) // 4
     nibbles, all_words = weight.view(np.uint16), bricks.view(np.uint32)
     for index in range(bricks.shape[0]):
@@ -207,33 +195,36 @@ def encode_scales(scale: Any, base: int, first_brick: int, bricks: Any, patches:
     all_words = bricks.view(np.uint32)
     fours = scale.reshape(-1)[: scale.size // 4 * 4].view(np.uint32)
     bases = _U32(base & 0xFF) * _ONES
-    for index in range(bricks.shape[0]):
-        first_row, first_block = TILE * (index // tile_columns), 4 * (index % tile_columns)
-        brick, brick_words = bricks[index], all_words[index]
+    for first in range(0, bricks.shape[0], max(tile_columns, 1)):
+        here, words = bricks[first : first + tile_columns], all_words[first : first + tile_columns]
         for group in range(_GROUPS):
             quarter, g = group >> 3, group & 7
-            row = first_row + 16 * quarter + g
+            row = TILE * (first // tile_columns) + 16 * quarter + g
             if row >= rows:
                 continue
-            if blocks % 4 == 0 and base >= 0 and row + 8 < rows:  # four scales of a row at a time
-                one = fours[(row * blocks + first_block) >> 2]
-                two = fours[((row + 8) * blocks + first_block) >> 2]
-                upper, lower = _codes(one, bases), _codes(two, bases)
-                if not ((upper | lower) & _OUTSIDE | (one | two) & _TOPS):
-                    brick_words[(NIBBLE_BYTES + 40 * quarter) // 4 + g] = upper & _LOW | (
-                        lower & _LOW
-                    ) << _U32(4)
-                    brick[NIBBLE_BYTES + 40 * quarter + 32 + g] = _gather(upper) | _gather(lower) << _U32(1)
-                    continue
-            words = brick_words[_WORDS * group : _WORDS * (group + 1)]
-            place = 256 * (first_brick + index) + 8 * group
-            used += _encode_scales_of(scale, row, first_block, base, place, words, brick, patches[used:])
+            by_four = blocks % 4 == 0 and base >= 0 and row + 8 < rows
+            at = NIBBLE_BYTES + 40 * quarter
+            low, high = words[:, at // 4 + g], here[:, at + 32 + g]
+            upper = fours[row * tile_columns : (row + 1) * tile_columns]
+            lower = fours[(row + 8) * tile_columns : (row + 9) * tile_columns]
+            for column in range(tile_columns):
+                if by_four:  # four scales of a row at a time
+                    one, two = _codes(upper[column], bases), _codes(lower[column], bases)
+                    if not ((one | two) & _OUTSIDE | (upper[column] | lower[column]) & _TOPS):
+                        low[column] = one & _LOW | (two & _LOW) << _U32(4)
+                        high[column] = _gather(one) | _gather(two) << _U32(1)
+                        continue
+                step_words = words[column, _WORDS * group : _WORDS * (group + 1)]
+                place = 256 * (first_brick + first + column) + 8 * group
+                used += _encode_scales_of(
+                    scale, row, 4 * column, base, place, step_words, here[column], patches[used:]
+                )
     return used
 
 
 @compiled()
 def encode_tiles(weight: Any, scale: Any, base: int, first_brick: int, bricks: Any, patches: Any) -> int:
-    """Encode whole row tiles; return the number of patches, which ascend.
+    """Encode whole row tiles; return the number of patches, which come in any order.
 
     Parameters
     ----------
@@ -247,12 +238,12 @@ def encode_tiles(weight: Any, scale: Any, base: int, first_brick: int, bricks: A
     patches : uint32 array, shape (patches, 2)
         Large enough for all scales outside the window.
     """
-    rows, tile_columns, used = scale.shape[0], (scale.shape[1] + 3) // 4, 0
-    for first in range(0, rows, TILE):  # one row tile at a time stays in the cache
-        last, at = min(first + TILE, rows), first // TILE * tile_columns
-        here = bricks[at : at + tile_columns]
-        encode_nibbles(weight[first:last], scale[first:last], here)
-        used += encode_scales(scale[first:last], base, first_brick + at, here, patches[used:])
+    tile_columns, used = (scale.shape[1] + 3) // 4, 0
+    for at in range(0, bricks.shape[0], max(tile_columns, 1)):  # one row tile at a time stays in the cache
+        first = TILE * (at // tile_columns)
+        here, rows = bricks[at : at + tile_columns], slice(first, first + TILE)
+        encode_nibbles(weight[rows], here)
+        used += encode_scales(scale[rows], base, first_brick + at, here, patches[used:])
     return used
 
 
@@ -275,52 +266,83 @@ def _decode_scales_of(scale: Any, row: int, first_block: int, base: int, group: 
 
 
 @compiled()
-def decode_scales(bricks: Any, base: int, first_brick: int, patches: Any, scale: Any) -> int:
-    """Decode the scales of whole row tiles; return −1, or the index of the first patch that is malformed.
-
-    `patches` are those of these bricks, shape (patches, 2); the others as for `encode_tiles`.
-    """
+def decode_scales(bricks: Any, base: int, scale: Any) -> None:
+    """Decode the scales of whole row tiles, patches aside; parameters as for `encode_tiles`."""
     rows, blocks = scale.shape
     tile_columns = (blocks + 3) // 4
     all_words = bricks.view(np.uint32)
     fours = scale.reshape(-1)[: scale.size // 4 * 4].view(np.uint32)
     bases = _U32(base & 0xFF) * _ONES
-    for index in range(bricks.shape[0]):
-        first_row, first_block = TILE * (index // tile_columns), 4 * (index % tile_columns)
-        brick, brick_words = bricks[index], all_words[index]
+    for first in range(0, bricks.shape[0], max(tile_columns, 1)):
+        here, words = bricks[first : first + tile_columns], all_words[first : first + tile_columns]
         for group in range(_GROUPS):
             quarter, g = group >> 3, group & 7
-            row = first_row + 16 * quarter + g
+            row = TILE * (first // tile_columns) + 16 * quarter + g
             if row >= rows:
                 continue
-            if blocks % 4 == 0 and base >= 0 and row + 8 < rows:  # four scales of a row at a time
-                low = brick_words[(NIBBLE_BYTES + 40 * quarter) // 4 + g]
-                high = brick[NIBBLE_BYTES + 40 * quarter + 32 + g]
-                upper, lower = low & _LOW | _SPREAD[high], low >> _U32(4) & _LOW | _SPREAD[high >> 1]
-                fours[(row * blocks + first_block) >> 2] = bases + upper
-                fours[((row + 8) * blocks + first_block) >> 2] = bases + lower
-            else:
-                _decode_scales_of(scale, row, first_block, base, group, brick)
-    previous = -1
+            if blocks % 4 or base < 0 or row + 8 >= rows:
+                for column in range(tile_columns):
+                    _decode_scales_of(scale, row, 4 * column, base, group, here[column])
+                continue
+            # Four scales of a row at a time, from brick to brick: each has its scales in other cache lines,
+            # and many of them are on their way at once.
+            at = NIBBLE_BYTES + 40 * quarter
+            low, high = words[:, at // 4 + g], here[:, at + 32 + g]
+            upper = fours[row * tile_columns : (row + 1) * tile_columns]
+            lower = fours[(row + 8) * tile_columns : (row + 9) * tile_columns]
+            for column in range(tile_columns):
+                four, tops = low[column], high[column]
+                upper[column] = bases + (four & _LOW | _SPREAD[tops])
+                lower[column] = bases + (four >> _U32(4) & _LOW | _SPREAD[tops >> 1])
+
+
+@compiled(inline="always")
+def _place_of(place: int, first_brick: int, tile_columns: int) -> tuple[int, int]:
+    """Row and block of the scale at a place."""
+    index = (place >> 8) - first_brick
+    quarter, lane, lower = place >> 6 & 3, place >> 1 & 31, place & 1
+    row = TILE * (index // tile_columns) + 16 * quarter + 8 * lower + (lane >> 2)
+    return row, 4 * (index % tile_columns) + (lane & 3)
+
+
+@compiled()
+def check_patches(patches: Any, first_brick: int, rows: int, blocks: int) -> int:
+    """Index of the first malformed patch of whole row tiles, −1 if there is none.
+
+    Parameters
+    ----------
+    patches : uint32 array, shape (patches, 2)
+        Those of these row tiles.
+    first_brick : int
+        Index of their first brick in the matrix.
+    rows, blocks : int
+        Shape of their scales.
+    """
+    tile_columns, previous = (blocks + 3) // 4, 256 * first_brick - 1
     for i in range(patches.shape[0]):
         place, byte = int(patches[i, 0]), int(patches[i, 1])
-        index = (place >> 8) - first_brick
-        if place <= previous or byte > 255 or index < 0 or index >= bricks.shape[0]:
+        if place <= previous or byte > 255 or not blocks:
             return i
-        previous = place
-        quarter, lane, lower = place >> 6 & 3, place >> 1 & 31, place & 1
-        row = TILE * (index // tile_columns) + 16 * quarter + 8 * lower + (lane >> 2)
-        block = 4 * (index % tile_columns) + (lane & 3)
+        row, block = _place_of(place, first_brick, tile_columns)
         if row >= rows or block >= blocks:
             return i
-        scale[row, block] = byte
+        previous = place
     return -1
 
 
 @compiled()
-def decode_nibbles(bricks: Any, scale: Any, weight: Any) -> None:
-    """Decode the nibbles of whole row tiles, whose scales are known; parameters as for `encode_tiles`."""
-    rows, blocks = scale.shape
+def apply_patches(patches: Any, first_brick: int, scale: Any) -> None:
+    """Put the bytes of patches, which are checked, into the scales of whole row tiles."""
+    tile_columns = (scale.shape[1] + 3) // 4
+    for i in range(patches.shape[0]):
+        row, block = _place_of(int(patches[i, 0]), first_brick, tile_columns)
+        scale[row, block] = patches[i, 1]
+
+
+@compiled()
+def decode_nibbles(bricks: Any, weight: Any) -> None:
+    """Decode the nibbles of whole row tiles, signs as they are stored; parameters as for `encode_tiles`."""
+    rows, blocks = weight.shape[0], weight.shape[1] // 8
     tile_columns = (blocks + 3) // 4
     nibbles, all_words = weight.view(np.uint16), bricks.view(np.uint32)
     for index in range(bricks.shape[0]):
@@ -343,30 +365,12 @@ def decode_nibbles(bricks: Any, scale: Any, weight: Any) -> None:
                 nibbles[row, at + i] = _take_upper(all_words[index, first + i])
                 if row + 8 < rows:
                     nibbles[row + 8, at + i] = _take_lower(all_words[index, first + i])
-    for row in range(rows):
-        tops = np.uint8(0)
-        for block in range(blocks):
-            tops |= scale[row, block]
-        if not tops & 0x80:
-            continue
-        for block in range(blocks):
-            if scale[row, block] & 0x80:
-                for i in range(4 * block, 4 * block + 4):
-                    nibbles[row, i] ^= _SIGNS
 
 
 @compiled()
-def decode_tiles(bricks: Any, base: int, first_brick: int, patches: Any, weight: Any, scale: Any) -> int:
-    """Decode whole row tiles; parameters and result as for `decode_scales`."""
-    rows, tile_columns, used = scale.shape[0], (scale.shape[1] + 3) // 4, 0
-    for first in range(0, rows, TILE):  # one row tile at a time stays in the cache
-        last, at = min(first + TILE, rows), first // TILE * tile_columns
-        here, end = bricks[at : at + tile_columns], used
-        while end < patches.shape[0] and patches[end, 0] < 256 * (first_brick + at + tile_columns):
-            end += 1
-        bad = decode_scales(here, base, first_brick + at, patches[used:end], scale[first:last])
-        if bad >= 0:
-            return used + bad
-        decode_nibbles(here, scale[first:last], weight[first:last])
-        used = end
-    return -1 if used == patches.shape[0] else used
+def invert_signs(scale: Any, weight: Any) -> None:
+    """Invert the signs of all nibbles whose scale has its top bit set."""
+    scales, blocks = scale.reshape(-1), weight.reshape(-1).view(np.uint64)
+    for i in range(scales.size):
+        if scales[i] & 0x80:
+            blocks[i] ^= _SIGNS

@@ -24,6 +24,7 @@ WINDOW = 32
 BRICK_BYTES = {False: 2304, True: 2208}  # by whether the scales are windowed
 PATCH_BYTES = 8
 MAX_BRICKS = 1 << 24
+_TOP = 0x80  # of a scale byte: where it is set, the signs of the block's nibbles are stored inverted
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,13 @@ class Nvfp4S5(Format):
 
         def decode(first: int, last: int) -> None:
             part = slice(first * TILE, last * TILE)
-            self.decode_tiles(packed, first, last, scale[part], weight[part])
+            self.decode_tiles(packed, first, last, weight[part], scale[part])
 
         share(-(-weight.shape[0] // TILE), TILE * packed.matrix[1], workers, decode)
         return out
 
     def decode_tiles(
-        self, packed: PackedTensor, first: int, last: int, scale: U8, weight: U8 | None = None
+        self, packed: PackedTensor, first: int, last: int, weight: U8 | None, scale: U8 | None
     ) -> None:
         """Decode row tiles `first` … `last` − 1.
 
@@ -219,29 +220,39 @@ class Nvfp4S5(Format):
         packed : PackedTensor
         first, last : int
             Row tiles of 64 rows.
-        scale : numpy.ndarray of uint8, shape (rows, K / 16)
-            C-contiguous.
         weight : numpy.ndarray of uint8, shape (rows, K / 2), optional
-            C-contiguous; nibbles are left out where None.
+            C-contiguous; left out where None.
+        scale : numpy.ndarray of uint8, shape (rows, K / 16), optional
+            C-contiguous; left out where None.
 
         Raises
         ------
         MalformedError
             If a patch is malformed. Consecutive calls for all row tiles look at every patch.
         """
-        from wcodec.formats._nvfp4_s5_jit import decode_scales, decode_tiles
+        from wcodec.formats import _nvfp4_s5_jit as jit
 
         rows, cols = packed.matrix
-        tile_columns = -(-cols // TILE)
+        height, blocks, tile_columns = min(last * TILE, rows) - first * TILE, cols // BLOCK, -(-cols // TILE)
         bricks, patches = self.parts(packed)
         places, begin, end = patches[:, 0], first * tile_columns, last * tile_columns
         low = bisect_left(places, 256 * begin) if first else 0
         high = bisect_left(places, 256 * end) if last * TILE < rows else len(places)
-        base = int(packed.table[1]) if packed.table[0] else -1
-        mine = bricks[begin:end], base, begin, patches[low:high]
-        bad = decode_scales(*mine, scale) if weight is None else decode_tiles(*mine, weight, scale)
+        bricks, patches = bricks[begin:end], patches[low:high]
+        bad = jit.check_patches(patches, begin, height, blocks)
         if bad >= 0:
             raise MalformedError(f"patch {low + bad} is malformed")
+        base = int(packed.table[1]) if packed.table[0] else -1
+        may_be_negative = base < 0 or base + WINDOW > _TOP or bool((patches[:, 1] >= _TOP).any())
+        if weight is not None:
+            jit.decode_nibbles(bricks, weight)
+            if scale is None and may_be_negative:
+                scale = np.empty((height, blocks), dtype=np.uint8)
+        if scale is not None:
+            jit.decode_scales(bricks, base, scale)
+            jit.apply_patches(patches, begin, scale)
+            if weight is not None and may_be_negative:
+                jit.invert_signs(scale, weight)
 
     def decode_range(self, packed: PackedTensor, start: int, stop: int) -> U8:
         """See `Format.decode_range`: of the weight's bytes followed by the scales'."""
@@ -261,10 +272,9 @@ class Nvfp4S5(Format):
         unit = TILE * (cols // 2 if has_nibbles else cols // BLOCK)
         first, last = start // unit, -(-stop // unit)
         count = min(last * TILE, rows) - first * TILE
-        scale = np.empty((count, cols // BLOCK), dtype=np.uint8)
-        weight = np.empty((count, cols // 2), dtype=np.uint8) if has_nibbles else None
-        self.decode_tiles(packed, first, last, scale, weight)
-        found = scale if weight is None else weight
+        found = np.empty((count, unit // TILE), dtype=np.uint8)
+        wanted = (found, None) if has_nibbles else (None, found)
+        self.decode_tiles(packed, first, last, *wanted)
         return found.reshape(-1)[start - first * unit : stop - first * unit]
 
     def parts(self, packed: PackedTensor) -> tuple[U8, U32]:
@@ -345,7 +355,7 @@ class StreamEncoder:
         bricks = np.empty((count, BRICK_BYTES[base is not None]), dtype=np.uint8)
         patches = np.empty((min(self.plan.exceptions, scale.size), 2), dtype=np.uint32)
         used = encode_tiles(weight, scale, -1 if base is None else base, 0, bricks, patches)
-        return bricks.reshape(-1), patches[:used].copy()
+        return bricks.reshape(-1), patches[np.argsort(patches[:used, 0])]
 
     def append(self, bricks: U8, patches: U32) -> None:
         """Take the next row tiles that `encode` made, in order."""
