@@ -8,7 +8,7 @@ whatever the values mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,6 +74,12 @@ class LogicalTensor:
         """Number of weights."""
         return math.prod(self.shape)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of all stored tensors in it."""
+        scales = (self.scale,) if self.global_scale is None else (self.scale, self.global_scale)
+        return (self.codes, *scales, *self.others)
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -128,45 +134,44 @@ def group_logical(tensors: Sequence[Stored]) -> list[LogicalTensor]:
     ]
 
 
-def orphans(tensors: Sequence[Stored]) -> list[str]:
+def orphans(tensors: Sequence[Stored], used: Container[str]) -> list[str]:
     """Names of block scales whose weight is missing: one-byte scales that scale nothing here.
 
     E8M0 scales beside FP8 weights are none: those blocks are larger, and no format of ours is about them.
+
+    Parameters
+    ----------
+    tensors : sequence of Stored
+        All tensors of one source.
+    used : container of str
+        Names of all parts of its block-scaled weights.
     """
-    used = _used(tensors)
     scaled = {_module(t.name) for t in tensors if t.dtype in _FP8 and not _is_scale(t.name)}
     return [
         t.name
         for t in tensors
         if t.dtype in _SCALE_DTYPES
-        and _is_scale(t.name)
         and t.name not in used
+        and _is_scale(t.name)
         and _module(t.name) not in scaled
     ]
 
 
-def unscaled(tensors: Sequence[Stored]) -> list[str]:
+def unscaled(tensors: Sequence[Stored], used: Container[str]) -> list[str]:
     """Names of 4-bit codes whose block scales are missing or do not fit: they are left as plain bytes.
 
     Only what an exporter calls packed or blocks is taken for codes, and what has a global scale beside it.
+    Parameters are those of `orphans`.
     """
-    used = _used(tensors)
-    families: dict[str, set[str]] = {}
-    for t in tensors:
-        stem, role = stem_and_role(t.name)
-        families.setdefault(stem, set()).add(role)
+    roles_of = {t.name: stem_and_role(t.name) for t in tensors}
+    with_global = {stem for stem, role in roles_of.values() if role in _GLOBAL_ROLES}
     found = []
     for t in tensors:
-        stem, role = stem_and_role(t.name)
-        codes = role in ("weight_packed", "blocks") or (role == "weight" and families[stem] & _GLOBAL_ROLES)
+        stem, role = roles_of[t.name]
+        codes = role in ("weight_packed", "blocks") or (role == "weight" and stem in with_global)
         if codes and t.dtype in CODES and t.name not in used:
             found.append(t.name)
     return found
-
-
-def _used(tensors: Sequence[Stored]) -> set[str]:
-    """Names of all parts of block-scaled weights."""
-    return {name for found in group(tensors) if found.kind in BLOCKS for name in found.parts}
 
 
 def _module(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from wcodec.analysis.findings import TensorReport
-from wcodec.analysis.grouping import Stored
+from wcodec.analysis.grouping import BLOCKS, Stored
 from wcodec.analysis.nvfp4 import orphans, unscaled
 
 
@@ -22,12 +22,13 @@ def remarks(reports: Sequence[TensorReport], stored: Sequence[Stored]) -> Iterat
     flagged = [f"{t.name}: {', '.join(t.flags)}{' in a sample' * t.sampled}" for t in reports if t.flags]
     if flagged:
         yield _line(flagged, "tensors with flags") + "; flagged tensors are kept as they are"
-    lonely = orphans(stored)
+    used = {name for t in reports if t.kind in BLOCKS for name in t.parts}
+    lonely = orphans(stored, used)
     if lonely:
         yield _line(
             [f"{name}: block scales without a weight that they fit" for name in lonely], "such scales"
         )
-    codes = unscaled(stored)
+    codes = unscaled(stored, used)
     if codes:
         yield _line([f"{name}: 4-bit codes without block scales that fit" for name in codes], "such tensors")
 

@@ -49,8 +49,10 @@ def test_layouts_of_four_exporters() -> None:
 def test_missing_siblings_are_flagged() -> None:
     (found,) = group_logical(MODELOPT[:2])
     assert found.flags == ("no global scale beside it",)
-    assert orphans(MODELOPT[1:]) == ["a.weight_scale"]
-    assert orphans(MODELOPT) == []
+    assert orphans(MODELOPT[1:], set()) == ["a.weight_scale"]
+    (whole,) = group_logical(MODELOPT)
+    assert whole.parts == tuple(t.name for t in MODELOPT)
+    assert orphans(MODELOPT, whole.parts) == []
 
 
 def test_names_alone_decide_nothing() -> None:

@@ -38,8 +38,9 @@ def find_scales(entries: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[s
     from wcodec.analysis.nvfp4 import group_logical, orphans
 
     by_name = {entry.name: entry for entry in entries}
-    left = orphans(entries)
-    return [by_name[found.scale] for found in group_logical(entries)], {_NO_WEIGHT: left} if left else {}
+    weights = group_logical(entries)
+    left = orphans(entries, {name for found in weights for name in found.parts})
+    return [by_name[found.scale] for found in weights], {_NO_WEIGHT: left} if left else {}
 
 
 def find_pairs(entries: Sequence[Entry]) -> tuple[list[Target], dict[str, list[str]]]:
@@ -56,7 +57,8 @@ def find_pairs(entries: Sequence[Entry]) -> tuple[list[Target], dict[str, list[s
     by_name = {entry.name: entry for entry in entries}
     pairs: list[Target] = []
     left: dict[str, list[str]] = {}
-    for found in group_logical(entries):
+    weights = group_logical(entries)
+    for found in weights:
         weight, scale = by_name[found.codes], by_name[found.scale]
         shape = pair_shape(weight, scale)
         if found.kind != "nvfp4":
@@ -70,9 +72,10 @@ def find_pairs(entries: Sequence[Entry]) -> tuple[list[Target], dict[str, list[s
                 pairs.append(_Pair(weight, scale, by_name[found.global_scale], shape))
             continue
         left.setdefault(reason, []).append(weight.name)
+    used = {name for found in weights for name in found.parts}
     for reason, names in (
-        ("no block scales that fit in this file", unscaled(entries)),
-        (_NO_WEIGHT, orphans(entries)),
+        ("no block scales that fit in this file", unscaled(entries, used)),
+        (_NO_WEIGHT, orphans(entries, used)),
     ):
         if names:
             left[reason] = names
