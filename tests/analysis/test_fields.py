@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wcodec.analysis.fields import (
@@ -97,6 +97,7 @@ def test_wide_floats_field_by_field(dtype: str) -> None:
     assert found.entropy().mantissa == pytest.approx(sum(map(naive_entropy, mantissa)))
 
 
+@settings(deadline=None)  # the first call may compile
 @given(st.lists(st.integers(0, 65535), max_size=300), st.integers(1, 50))
 def test_chunks_add_up_exactly(values: list[int], step: int) -> None:
     data = u8(values, "<u2")
@@ -113,6 +114,7 @@ def test_few_and_many_are_counted_alike(dtype: str) -> None:
     assert same(count_fields(pieces, LAYOUTS[dtype]), count_fields([data], LAYOUTS[dtype]))
 
 
+@settings(deadline=None)  # the first call may compile
 @given(st.binary(max_size=200))
 def test_bytes_and_nibbles(data: bytes) -> None:
     array = np.frombuffer(data, np.uint8)
