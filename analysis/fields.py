@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wcodec.bits import histogram
+from wcodec.bits import byte_histogram, histogram
 from wcodec.dtypes import DTYPES
 
 U8 = npt.NDArray[np.uint8]
@@ -158,25 +158,6 @@ def _count_words(words: npt.NDArray[np.uint16], layout: Layout) -> FieldCounts:
     counts = fold(histogram(words[:, -1]), top)
     rest = tuple(histogram(words[:, i]) for i in range(words.shape[1] - 2, -1, -1))
     return FieldCounts(counts.sign, counts.exponent, counts.mantissa + rest)
-
-
-def byte_histogram(data: U8) -> I64:
-    """Count bytes, two at a time.
-
-    Parameters
-    ----------
-    data : uint8 array, 1-D
-
-    Returns
-    -------
-    numpy.ndarray of int64, shape (256,)
-    """
-    even = data.size & ~1
-    pairs = histogram(_u16(data[:even])).reshape(256, 256)
-    counts: I64 = pairs.sum(axis=0) + pairs.sum(axis=1)
-    if data.size != even:
-        counts[data[-1]] += 1
-    return counts
 
 
 def nibble_histogram(data: U8) -> I64:

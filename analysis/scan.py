@@ -20,13 +20,13 @@ from wcodec.analysis.fields import (
     NO_ENTROPY,
     Entropy,
     Layout,
-    byte_histogram,
     count_fields,
     fold,
     nibble_histogram,
 )
 from wcodec.analysis.findings import Exceptions, Window
 from wcodec.analysis.grouping import BLOCKS, Logical
+from wcodec.bits import byte_histogram
 from wcodec.readers.base import CHUNK, TensorInfo
 from wcodec.readers.bytefile import Bytes
 from wcodec.units import percent

@@ -98,6 +98,26 @@ def histogram(bits: U16) -> I64:
     return counts
 
 
+def byte_histogram(data: U8) -> I64:
+    """Count how often each byte occurs.
+
+    Parameters
+    ----------
+    data : numpy.ndarray of uint8
+        Any shape.
+
+    Returns
+    -------
+    numpy.ndarray of int64, shape (256,)
+        Those of parts of a tensor add up, as those of `histogram` do.
+    """
+    from wcodec._bits_jit import count_bytes
+
+    counts = np.zeros(256, dtype=np.int64)
+    count_bytes(np.ascontiguousarray(data).reshape(-1), counts)
+    return counts
+
+
 def digest(data: Any) -> bytes:
     """xxh3-128 of a tensor's bytes in the canonical (big-endian) form.
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from wcodec.analysis.fields import (
     LAYOUTS,
     FieldCounts,
-    byte_histogram,
     count_fields,
     entropy,
     nibble_histogram,
 )
+from wcodec.bits import byte_histogram
 
 
 def u8(values: object, dtype: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import wcodec.decoders_cuda
 from tests.formats import reference_nvfp4
+from wcodec.bits import byte_histogram
 from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats.nvfp4_s5 import (
     BRICK_BYTES,
@@ -22,7 +23,6 @@ from wcodec.formats.nvfp4_s5 import (
     Plan,
     StreamEncoder,
     best_window,
-    count_scales,
     encode_pair,
 )
 from wcodec.packed import Footer, PackedTensor, assemble
@@ -125,7 +125,7 @@ def test_any_range(rows: int, cols: int, base: int | None) -> None:
 def test_pieces_make_the_same_blob() -> None:
     weight, scale = pair(np.random.default_rng(9), 300, 144, outside=0.05)
     whole = encode(weight, scale)
-    encoder = StreamEncoder(Nvfp4S5().plan(count_scales(scale), whole.shape))
+    encoder = StreamEncoder(Nvfp4S5().plan(byte_histogram(scale), whole.shape))
     pieces = [encoder.encode(weight[at : at + 128], scale[at : at + 128]) for at in (256, 128, 0)]
     with pytest.raises(ValueError, match="0 of 15 bricks"):
         encoder.finish(whole.digest)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from wcodec.bits import byte_histogram
 from wcodec.container.targets import I64, U8, U32, Encoder, Target
-from wcodec.formats.nvfp4_s5 import BLOCK, TILE, Nvfp4S5, Plan, StreamEncoder, count_scales
+from wcodec.formats.nvfp4_s5 import BLOCK, TILE, Nvfp4S5, Plan, StreamEncoder
 from wcodec.readers.safetensors import Entry
 
 _WEIGHT_DTYPES = {"U8", "I8", "F4"}
@@ -98,7 +99,7 @@ class _Pair:
         if entry.name == weight.name:
             return None
         if entry.name == scale.name:
-            return count_scales(data)
+            return byte_histogram(data)
         values = data.view("<f4")
         with np.errstate(invalid="ignore"):  # signalling NaNs are NaNs
             odd = (values == 0, np.isinf(values), np.isnan(values), values < 0)

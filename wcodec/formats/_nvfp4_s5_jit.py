@@ -91,22 +91,6 @@ def _take_lower(word: Any) -> int:
 
 
 @compiled()
-def count_bytes(data: Any, counts: Any) -> None:
-    """Add the histogram of uint8 `data` (1-D) to int64 `counts` (256)."""
-    # Scales are alike, so neighbours often hit one counter: eight tables take turns to hide its latency.
-    tables = np.zeros((8, 256), dtype=np.int64)
-    whole = data.size // 8 * 8
-    for i in range(0, whole, 8):
-        for j in range(8):
-            tables[j, data[i + j]] += 1
-    for i in range(whole, data.size):
-        tables[0, data[i]] += 1
-    for j in range(8):
-        for value in range(256):
-            counts[value] += tables[j, value]
-
-
-@compiled()
 def encode_nibbles(weight: Any, bricks: Any) -> None:
     """Encode the nibbles of whole row tiles; parameters as for `encode_tiles`."""
     rows, blocks = weight.shape[0], weight.shape[1] // 8

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wcodec.bits import digest
+from wcodec.bits import byte_histogram, digest
 from wcodec.errors import MalformedError, UnsupportedError
 from wcodec.formats.base import Format, Shape, check_tail, output, share
 from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
@@ -92,9 +92,10 @@ def best_window(histogram: I64, width: int = WINDOW) -> tuple[int, int]:
     width : int
         Consecutive values that a window holds.
     """
-    covered = np.lib.stride_tricks.sliding_window_view(histogram, width).sum(axis=1)
+    before = np.concatenate([[0], np.cumsum(histogram)])
+    covered = before[width:] - before[:-width]
     base = int(np.argmax(covered))
-    return base, int(histogram.sum() - covered[base])
+    return base, int(before[-1] - covered[base])
 
 
 def encode_pair(weight: U8, scale: U8, *, workers: int = 1) -> PackedTensor | None:
@@ -123,19 +124,10 @@ def encode_pair(weight: U8, scale: U8, *, workers: int = 1) -> PackedTensor | No
         raise ValueError(f"scales {scale.shape} do not belong to weights {weight.shape}")
     shape = (*weight.shape[:-1], 2 * weight.shape[-1])
     packing = Nvfp4S5()
-    plan = packing.plan(count_scales(scale), shape)
+    plan = packing.plan(byte_histogram(scale), shape)
     if not plan.shrinks:
         return None
     return packing.encode(np.concatenate([weight.reshape(-1), scale.reshape(-1)]), plan, workers=workers)
-
-
-def count_scales(scale: U8) -> I64:
-    """Counts of the 256 scale bytes; those of parts of a tensor add up."""
-    from wcodec.formats._nvfp4_s5_jit import count_bytes
-
-    counts = np.zeros(256, dtype=np.int64)
-    count_bytes(scale.reshape(-1), counts)
-    return counts
 
 
 def content_bytes(numel: int) -> int:
