@@ -18,12 +18,11 @@ from wcodec.analysis.findings import Window
 from wcodec.analysis.report import Report
 from wcodec.analysis.rows import FEW, Row, by_block_kind, folded_rows, single_rows, sparkline
 from wcodec.analysis.totals import Bf16Totals
-from wcodec.named_table import ALWAYS, Column, named_table
+from wcodec.named_table import ALWAYS, Column, NamedTable, named_table
 from wcodec.units import bits, count, duration, number, percent, shape_text, size, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 #: Rows that are left as they are and hold less than this part of the bytes are summed up in one line.
 MINOR = 0.01
@@ -76,7 +75,7 @@ def _bytes_of(report: Report, kind: str) -> int:
     return sum(t.nbytes for t in report.tensors if t.kind == kind)
 
 
-def _rows_table(rows: list[Row], width: int) -> Table:
+def _rows_table(rows: list[Row], width: int) -> NamedTable:
     columns = [
         Column(title, [Text.from_markup(cell(row)) for row in rows], priority, justify)
         for title, cell, priority, justify in _COLUMNS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from rich.text import Text
 
 from tests.container.weightfiles import build, gaussian, mixed, write
 from wcodec.bits import digest
@@ -16,6 +18,7 @@ from wcodec.cli import console, main
 from wcodec.container import pack_directory, pack_file
 from wcodec.container.describe import describe
 from wcodec.container.record import RECORD_NAME
+from wcodec.named_table import ALWAYS, Column, named_table
 
 
 def run(*args: object) -> Result:
@@ -138,3 +141,11 @@ def test_tables_fit_the_terminal(
     assert len(rows) == 3  # no name is folded
     assert any(".tail " in row and "…" in row for row in rows)
     assert all(word in " ".join(lines) for word in ("format", "stored") if not plan)
+
+
+def test_no_number_is_cut_where_columns_do_not_fit() -> None:
+    cells = ["12.5 kB", Text("3 B", style="cyan")]
+    columns = [Column(title, cells, ALWAYS) for title in ("stored", "packed")]
+    out = io.StringIO()
+    Console(file=out, width=24).print(named_table("tensor", ["a", "b" * 9 + "c" * 9], columns, 24))
+    assert out.getvalue() == "tensor            stored\na                12.5 kB\nbbbbb…ccccccccc      3 B\n"

@@ -71,13 +71,12 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _print_table(description: Description) -> None:
     from rich.markup import escape
-    from rich.text import Text
 
     from wcodec.named_table import ALWAYS, Column, named_table
 
     def column(title: str, priority: int, cell: Callable[[TensorFacts], str]) -> Column:
         words = title in ("format", "dtype", "shape", "xxh3-128")
-        cells = [Text(cell(tensor)) for tensor in description.tensors]
+        cells = [cell(tensor) for tensor in description.tensors]
         return Column(title, cells, priority, "left" if words else "right")
 
     columns = [
@@ -98,7 +97,7 @@ def _print_table(description: Description) -> None:
             f" xxh3-128 {source.digest.hex()}, written by {escape(visible(source.tool))}"
         )
     if description.tensors:
-        names = [Text(visible(tensor.name)) for tensor in description.tensors]
+        names = [visible(tensor.name) for tensor in description.tensors]
         out.print(named_table("tensor", names, columns, out.width))
     totals = description.totals
     share = f" ({units.percent(totals['ratio'])})" if description.packed and totals["ratio"] else ""
@@ -112,14 +111,13 @@ def _print_table(description: Description) -> None:
 
 def _print_plan(plan: ModelPlan) -> None:
     from rich.markup import escape
-    from rich.text import Text
 
     from wcodec.named_table import ALWAYS, Column, named_table
 
     rows = list(_folded(plan.layers))
 
     def column(title: str, priority: int, cell: Callable[[LayerPlan], str]) -> Column:
-        return Column(title, [Text(cell(layer)) for _, layer in rows], priority)
+        return Column(title, [cell(layer) for _, layer in rows], priority)
 
     columns = [
         column("weights", 1, lambda layer: units.count(layer.weights)),
@@ -135,7 +133,7 @@ def _print_plan(plan: ModelPlan) -> None:
     out, totals = console.stdout(), plan.totals
     out.print(f"[bold]{escape(visible(plan.path))}[/bold] on {escape(plan.gpu.name)}, per layer")
     if rows:
-        out.print(named_table("layer", [Text(visible(name)) for name, _ in rows], columns, out.width))
+        out.print(named_table("layer", [visible(name) for name, _ in rows], columns, out.width))
     out.print(
         f"GPU memory {units.size(totals['bytes'])} → {units.size(totals['packed_bytes'])};"
         f" at most {units.size(totals['peak_bytes'])} while it is packed layer by layer"
