@@ -1,4 +1,4 @@
-"""Launch one kernel in all its structures: ``python -m tests.sanitize.launches KERNEL``.
+"""Launch one kernel in all its structures: ``python -m tests.sanitize.launches KERNEL TOOL``.
 
 Every tensor is a ``cudaMalloc`` of its own with exactly the bytes that a kernel may touch (the driver of this
 package switches torch's caching off), so that an access one element too far is one outside of every buffer.
@@ -19,17 +19,19 @@ from tests.kernels.matrices import Bits, few_exceptions
 from tests.kernels.products import on_gpu, padded, processors, stream
 from wcodec import moe
 from wcodec.codec import encode
+from wcodec.cuda import compiler
+from wcodec.cuda.device import device_info
 from wcodec.errors import WCodecError
 from wcodec.formats.bf16_w12 import BRICK_BYTES, TILE
 from wcodec.kernels import decode, pack
 from wcodec.kernels.gemm import Bricks, Gemm, GemmConfig
 from wcodec.kernels.gemv import Gemv, GemvConfig
-from wcodec.kernels.router import Router, exact_parts
+from wcodec.kernels.router import Router, exact_parts, serves
 
 # N = 1, K = 1, K not a multiple of 8, N not one of 64, several bricks each way, patches of both kinds.
 SHAPES = ((1, 15), (65, 1), (130, 136), (200, 330))
 SPLIT_SHAPE = (70, 1096)  # enough bricks along K for every split, an odd number of them
-
+DEALING_PROCESSORS = 5  # so few that a CTA is dealt several tiles, and fills stages again
 
 Config = TypeVar("Config", GemvConfig, GemmConfig)
 
@@ -119,9 +121,12 @@ def large_products(choose: Callable[[GemmConfig], bool]) -> Callable[[], None]:
 
 def large_product(w: Weights, config: GemmConfig, m: int) -> None:
     """One launch, where the instance can run the shape."""
+    if config.cluster and config.units(w.shape[1]) > config.split * config.stages:
+        return  # the tools keep a warp that has arrived at the cluster's barrier from waiting for free stages
+    resident = processors() if config.split else DEALING_PROCESSORS
     try:
-        nbytes = config.partial_bytes(*w.shape, m, processors())
-        kernel = Gemm(config, w.bricks, m, 0, processors())
+        nbytes = config.partial_bytes(*w.shape, m, resident)
+        kernel = Gemm(config, w.bricks, m, 0, resident)
     except WCodecError:
         return
     x, out, bias = operands(m, *w.shape)
@@ -162,10 +167,13 @@ def router(tokens: Iterable[int]) -> Callable[[], None]:
     """Logits for numbers of tokens that one of the two router kernels serves."""
 
     def run() -> None:
-        for shape in ((1, 8), (8, 64), (100, 264), (257, 520)):
+        for shape in ((1, 8), (8, 64), (100, 264), (257, 520), (2112, 2120)):  # the last fills stages again
             w = torch.randn(*shape, device="cuda")
+            parts = exact_parts(w)
             for m in tokens:
-                kernel = Router(w, m, exact_parts(w))
+                if not serves(w, m, parts, device_info(0)):
+                    continue
+                kernel = Router(w, m, parts)
                 x, out = (
                     torch.randn(m, shape[1], device="cuda").bfloat16(),
                     torch.empty(m, shape[0], device="cuda"),
@@ -178,7 +186,7 @@ def router(tokens: Iterable[int]) -> Callable[[], None]:
 
 
 def control() -> None:
-    """A product into an output that is one element too short, which memcheck has to find."""
+    """A product without barriers into an output that is one element too short: what tools have to find."""
     shape = (64, 64)
     w, config = Weights(shape), next(iter(GEMV.values()))
     x, _, bias = operands(1, *shape)
@@ -221,9 +229,23 @@ KERNELS: dict[str, tuple[str, Callable[[], None]]] = {
 CONTROL = "control"
 
 
+def options(name: str, tool: str) -> Iterator[str]:
+    """How kernels are compiled: with source lines, which the tools name and which change no instruction.
+
+    For racecheck there are two barriers of the whole CTA in a row: it loses one where groups of warps have
+    met at others before.
+    """
+    yield "--generate-line-info"
+    if name == CONTROL:
+        yield "-D__syncthreads()=((void)0)"
+    elif tool == "racecheck":
+        yield "-D__syncthreads()=(__syncthreads(),__syncthreads())"
+
+
 def main() -> None:
     """Launch the kernels of one row of the report."""
-    name = sys.argv[1]
+    name, tool = sys.argv[1:]
+    compiler._OPTIONS = (*compiler._OPTIONS, *options(name, tool))
     torch.manual_seed(0)
     (control if name == CONTROL else KERNELS[name][1])()
     torch.cuda.synchronize()
