@@ -9,7 +9,8 @@ import pytest
 from tests.kernels.gemm_instances import EXAMPLES as GEMM
 from tests.kernels.gemv_instances import EXAMPLES as GEMV
 from tests.kernels.sass import disassemble
-from tests.sanitize.report import KNOWN, judge
+from tests.sanitize import report
+from tests.sanitize.report import Known, judge
 from wcodec.cuda import compiler
 
 ROW = "gemm, split"
@@ -43,6 +44,17 @@ def races(errors: int, warnings: int, displayed: int | None = None) -> str:
 RING = race("Error", f"Read {LOAD}", f"Write {COPY}", f"Write {COPY}")
 RING_AGAIN = race("Error", f"Write {COPY}", "Read wc::load_smem_word(unsigned int)")
 SET_UP = race("Warning", f"Write {SETUP[0]}", f"Read {SETUP[1]}")
+KNOWN = (
+    Known(
+        "Error", frozenset({"wc::load_smem", "wc::load_smem_word"}), frozenset({"wc::bulk_copy"}), "a ring"
+    ),
+    Known("Warning", frozenset({"wc::barrier_expect"}), frozenset({"wc::barrier_init"}), "a barrier"),
+)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "KNOWN", KNOWN)
 
 
 @pytest.mark.parametrize(
