@@ -9,6 +9,7 @@ import stat
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,10 +145,14 @@ def test_the_same_directory_gives_the_same_bytes(tmp_path: Path, model: Path) ->
 def test_processes_pack_shards(tmp_path: Path, model: Path) -> None:
     """Tasks and results are picklable: any executor will do."""
     pack_directory(model, tmp_path / "one")
+    packed: list[int] = []
+    unpacked: list[int] = []
     with ProcessPoolExecutor(2) as executor:
-        result = pack_directory(model, tmp_path / "two", executor=executor, workers=1)
-        unpack_directory(tmp_path / "two", tmp_path / "back", executor=executor)
+        how: dict[str, Any] = {"executor": executor, "workers": 1}
+        result = pack_directory(model, tmp_path / "two", advance=packed.append, **how)
+        unpack_directory(tmp_path / "two", tmp_path / "back", advance=unpacked.append, **how)
     assert result.tensors == 18
+    assert sum(packed) == sum(unpacked) == sum((model / name).stat().st_size for name in SHARDS)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert contents(tmp_path / "back") == contents(model)
 

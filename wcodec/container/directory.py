@@ -28,8 +28,8 @@ from wcodec.container.atomic import (
 )
 from wcodec.container.destination import check_folder
 from wcodec.container.manifest import MANIFEST_NAME, FileFacts, Manifest, file_digest
-from wcodec.container.packedfile import PackedFile
 from wcodec.container.pipeline import Advance
+from wcodec.container.record import RECORD_NAME
 from wcodec.container.results import Result, Verdict
 from wcodec.container.shards import pack_shard, run_shards, unpack_shard
 from wcodec.container.targets import left_notes
@@ -38,6 +38,7 @@ from wcodec.container.unpack import verify_file
 from wcodec.container.writer import open_source
 from wcodec.errors import MismatchError, UnsupportedError, WCodecError
 from wcodec.readers.bytefile import LocalFile
+from wcodec.readers.safetensors import parse_header
 
 _WEIGHTS = ".safetensors"
 
@@ -108,6 +109,8 @@ def pack_directory(
             assert result.digest is not None
             manifest.files[name] = FileFacts("packed", result.bytes_in, result.digest, result.bytes_out)
             manifest.write(part)
+            if executor is not None and advance is not None:
+                advance(result.bytes_in)
 
         tasks = {
             name: partial(pack_shard, files[name], part / name, manifest.files.get(name), profile=profile)
@@ -155,12 +158,18 @@ def unpack_directory(
     with _folder_part(destination, keep=False) as part:
         _prepare(part, dict.fromkeys(manifest.files, source))
         results: dict[str, Result] = {}
+
+        def done(name: str, result: Result) -> None:
+            results[name] = result
+            if executor is not None and advance is not None:
+                advance(result.bytes_out)
+
         tasks = {
             name: partial(unpack_shard, source / name, part / name, facts)
             for name, facts in manifest.files.items()
             if facts.kind == "packed"
         }
-        run_shards(tasks, results.__setitem__, workers=workers, executor=executor, advance=advance)
+        run_shards(tasks, done, workers=workers, executor=executor, advance=advance)
         for name, facts in manifest.files.items():
             if facts.original is not None:
                 with replace_file(part / name, mode=(source / name).stat().st_mode, overwrite=True) as out:
@@ -190,25 +199,30 @@ def verify_directory(
             f"is a file, but {source} is a folder", file=against, mend="name the folder it was made from"
         )
     differences: list[str] = []
-    tensors = files = nbytes = 0
+    verdicts: dict[str, Verdict] = {}
+    tasks = {
+        name: partial(verify_file, source / name)
+        for name, facts in manifest.files.items()
+        if facts.kind == "packed" and (source / name).is_file()
+    }
+    run_shards(tasks, verdicts.__setitem__, workers=workers, advance=advance)
     for name, facts in manifest.files.items():
-        if not (source / name).is_file():
-            differences.append(f"{name}: is missing")
-        elif facts.kind == "packed":
-            verdict = verify_file(source / name, workers=workers, advance=advance)
-            differences += [f"{name}: {text}" for text in verdict.differences]
-            if PackedFile(source / name).record.digest != facts.digest:
+        if name in verdicts:
+            differences += [f"{name}: {text}" for text in verdicts[name].differences]
+            if verdicts[name].digest != facts.digest:
                 differences.append(f"{name}: holds another file than the manifest says")
-            files, tensors, nbytes = files + 1, tensors + verdict.tensors, nbytes + verdict.nbytes
+        elif not (source / name).is_file():
+            differences.append(f"{name}: is missing")
         elif file_digest(source / name) != (facts.stored_bytes, facts.stored_digest or facts.digest):
             differences.append(f"{name}: {_changed(name).problem}")
     if against is not None:
         differences += _compare_tree(Path(against), manifest)
     return Verdict(
         source,
-        files=files,
-        tensors=tensors,
-        nbytes=nbytes,
+        files=len(verdicts),
+        tensors=sum(verdict.tensors for verdict in verdicts.values()),
+        nbytes=sum(verdict.nbytes for verdict in verdicts.values()),
+        digest=None,
         differences=tuple(differences),
         seconds=time.perf_counter() - begun,
         notes=tuple(_strangers(source, manifest)),
@@ -318,7 +332,8 @@ def _copy_checked(source: Path, target: Path, facts: FileFacts) -> None:
 
 
 def _tensor_bytes(path: Path) -> int:
-    return sum(part.stored.end - part.stored.begin for part in PackedFile(path).parts)
+    """Bytes of all tensors of a packed file, without the record."""
+    return sum(entry.nbytes for entry in parse_header(path).entries if entry.name != RECORD_NAME)
 
 
 def _place_other(

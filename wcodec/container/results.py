@@ -65,6 +65,8 @@ class Verdict:
         Weight files and tensors that were decoded.
     nbytes : int
         Bytes of the originals.
+    digest : bytes, optional
+        xxh3-128 that the packed file names for its original; None for a directory.
     differences : tuple of str
         One line per digest or comparison that does not hold; empty when everything is exact.
     seconds : float
@@ -77,6 +79,7 @@ class Verdict:
     files: int
     tensors: int
     nbytes: int
+    digest: bytes | None
     differences: tuple[str, ...]
     seconds: float
     notes: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from wcodec.container.manifest import FileFacts, file_digest
 from wcodec.container.packedfile import PackedFile
@@ -18,21 +19,26 @@ from wcodec.container.writer import pack_file
 from wcodec.dtypes import numel
 from wcodec.errors import MismatchError, UnsupportedError, WCodecError
 
+Found = TypeVar("Found")
+
 
 def run_shards(
-    tasks: Mapping[str, Callable[..., Result]],
-    done: Callable[[str, Result], None],
+    tasks: Mapping[str, Callable[..., Found]],
+    done: Callable[[str, Found], None],
     *,
     workers: int | None,
-    executor: Executor | None,
+    executor: Executor | None = None,
     advance: Advance | None,
 ) -> None:
-    """Run one task per shard and report each as it ends; the first error stops the others."""
+    """Run one task per shard and report each as it ends; the first error stops the others.
+
+    Tasks on threads of this process call `advance`; those of an executor do not.
+    """
     if executor is not None:
         # Dask's submit has a parameter `workers` of its own: ours must not meet it.
         futures = {executor.submit(partial(task, workers=workers)): name for name, task in tasks.items()}
         try:
-            _collect(futures, done, advance)
+            _collect(futures, done)
         except BaseException:
             wait([future for future in futures if not future.cancel()])
             raise
@@ -57,21 +63,16 @@ def run_shards(
                 pool.submit(task, workers=max(1, workers // threads), advance=step): name
                 for name, task in tasks.items()
             }
-            _collect(futures, done, None)
+            _collect(futures, done)
         except BaseException:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def _collect(
-    futures: dict[Future[Result], str], done: Callable[[str, Result], None], advance: Advance | None
-) -> None:
+def _collect(futures: dict[Future[Found], str], done: Callable[[str, Found], None]) -> None:
     for future in as_completed(futures):
-        result = future.result()
-        done(futures[future], result)
-        if advance is not None:
-            advance(result.bytes_in)
+        done(futures[future], future.result())
 
 
 class _StoppedError(Exception):

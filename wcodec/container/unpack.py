@@ -141,6 +141,7 @@ def verify_file(
         files=1,
         tensors=len(packed.parts),
         nbytes=packed.size,
+        digest=packed.record.digest,
         differences=tuple(found),
         seconds=time.perf_counter() - begun,
     )
