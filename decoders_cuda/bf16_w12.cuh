@@ -20,7 +20,6 @@ constexpr u32 kSteps = 4;
 constexpr u32 kStepCols = 16;
 constexpr u32 kPlaneBytes = 512;    // 32 lanes × 16 bytes
 constexpr u32 kQuarterBytes = 1536; // planes: low bytes of steps 0-1, of steps 2-3, codes
-constexpr u32 kRegisterBytes = 128; // 32 lanes × 4 bytes
 constexpr u32 kHighBytes = 1024;    // the high bytes of a quarter, 8 registers
 constexpr u32 kPatchOffset = 6144;
 constexpr u32 kPatchBytes = 16;
@@ -33,7 +32,7 @@ static_assert(kQuarters * kQuarterRows == kTileRows && kSteps * kStepCols == kTi
 static_assert(kQuarterRows * kTileCols * 12 / 8 == kQuarterBytes, "12 bits per weight");
 static_assert(3 * kPlaneBytes == kQuarterBytes && kQuarters * kQuarterBytes == kPatchOffset, "planes");
 static_assert(kPatchOffset + kQuarters * kPatchBytes == kBrickBytes, "patch area");
-static_assert(kHighBytes == kQuarterRows * kTileCols && kHighBytes == 8 * kRegisterBytes, "one high byte per weight");
+static_assert(kHighBytes == kQuarterRows * kTileCols && kHighBytes == 8 * 32 * 4, "one high byte per weight");
 static_assert(kInlineMax * kInlineBits <= 120, "the tag is byte 15 of a patch word");
 
 // The eight values of the high exponent bits, bytes 0-3 and 4-7; each below 0x80.
@@ -90,11 +89,14 @@ WC_HOST_DEVICE u32x4 next_entry(u32x4 word) {
             funnel_right(word.z, word.w, kInlineBits), word.w >> kInlineBits};
 }
 
-// Where an entry's byte lies among a quarter's high bytes, register by register, 32 lanes × 4 bytes each: register
-// 2 j + p / 4, byte p % 4, for the position l + 32 j + 128 p in bits 0-9. The byte itself is in bits 10-17.
-constexpr WC_HOST_DEVICE u32 high_byte(u32 entry) {
-    return (entry << 3 & 0x300) | (entry >> 2 & 0x80) | (entry << 2 & 0x7c) | (entry >> 7 & 3);
+// Where kernels keep a quarter's high bytes while patches overwrite them: lane l's registers 0, 1, 4, 5 at 16 l, its
+// registers 2, 3, 6, 7 half of kHighBytes on. This is the place of an entry's byte (bits 10-17), which is byte p % 4 of
+// register 2 j + p / 4 in lane l for the position l + 32 j + 128 p (bits 0-9).
+constexpr WC_HOST_DEVICE u32 patched_byte(u32 entry) {
+    return (entry << 4 & 0x3f0) | (entry >> 3 & 8) | (entry >> 7 & 7);
 }
+static_assert(patched_byte(1) == 16 && patched_byte(1 << 5) == kHighBytes / 2 && patched_byte(2 << 5) == 8, "lane, j");
+static_assert(patched_byte(1 << 7) == 1 && patched_byte(4 << 7) == 4 && patched_byte(0x3ff) == kHighBytes - 1, "p");
 
 }  // namespace w12
 }  // namespace wc

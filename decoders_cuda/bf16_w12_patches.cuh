@@ -1,4 +1,4 @@
-// The patches of `bf16-w12` bricks in the fused products, applied lane by lane through shared memory.
+// The patches of `bf16-w12` bricks in the fused products: a patch word's in registers, a list through shared memory.
 #pragma once
 
 #include "bf16_w12.cuh"
@@ -14,38 +14,93 @@ WC_DEVICE void prefetch_overflow(const u32* overflow, u32 sectors, u32 index) {
     if (index < sectors) prefetch_l2(overflow + static_cast<u64>(index) * kSectorWords);
 }
 
-// Applies a quarter's patches: afterwards `high` holds the original high bytes. One lane per entry, whatever lane holds
-// the weight, so that 60 of them cost little more than one: the high bytes go to `scratch` (kHighBytes of shared memory
-// that this warp alone uses), entries overwrite them there, and they come back. `patch` is word lane % 4 of the patch
-// word, `overflow` the tensor's list, whose ranges the caller has validated. The whole warp calls this.
-WC_DEVICE void patch_high(u32 (&high)[8], u32 patch, const u32* overflow, u32 scratch, u32 lane) {
-    const u32 tag = __shfl_sync(~0u, patch, 3) >> 24;
-    const bool listed = tag == kOverflowTag;
-    // Start and length of a list, or the two words that this lane's entry lies in.
-    const u32 bit = listed ? 0 : lane * kInlineBits;
-    const u32 first = __shfl_sync(~0u, patch, bit / 32), second = __shfl_sync(~0u, patch, bit / 32 + 1);
-    const u32 own = scratch + lane * 4;
+// One entry of a patch word. Every lane compares where the byte belongs with what it holds: 22 instructions, but no
+// latency of shared memory, for which the warp would wait several times.
+WC_DEVICE void patch_entry(u32 (&high)[8], u32 entry, u32 lane) {
+    // Position l + 32 j + 128 p is byte p % 4 of register 2 j + p / 4 in lane l. There this is 32 j + 512 (p / 4).
+    const u32 place = (entry ^ lane) & 0x27f;
+    u32 selector = static_cast<u32>(0x4210341032403214ull >> (entry >> 3 & 0x30)), byte = entry >> 10;
+    keep(selector);  // computed once, not for each register
+    keep(byte);
+    WC_UNROLL
+    for (u32 r = 0; r < 8; ++r) {
+        if (place == (r / 2 << 5 | r % 2 << 9)) high[r] = prmt(high[r], byte, selector);
+    }
+}
+
+// The entries of a patch word, which every lane has.
+WC_DEVICE void patch_inline(u32 (&high)[8], u32x4 word, u32 lane) {
+    u32 left = patch_tag(word);
+    if (left - 1 >= kInlineMax) return;  // none, or a list
+    WC_NO_UNROLL
+    do {
+        patch_entry(high, word.x, lane);
+        word = next_entry(word);
+    } while (--left != 0);
+}
+
+// The lists among some quarters' patch words, all at once: the high bytes go to shared memory, one lane per entry
+// overwrites them there, whatever lane holds the weight, and they come back. 60 cost little more than one.
+template <u32 kCount, class Scratch>
+WC_DEVICE void patch_lists(u32 (&high)[kCount][8], const u32x4 (&word)[kCount], const u32* overflow, Scratch scratch,
+                           u32 lane) {
+    u32 base[kCount], count[kCount], most = 0;
+    WC_UNROLL
+    for (u32 i = 0; i < kCount; ++i) {
+        base[i] = scratch(i);
+        count[i] = patch_tag(word[i]) == kOverflowTag ? word[i].y : 0;
+        most = count[i] > most ? count[i] : most;
+    }
     __syncwarp();  // the warp has read what was there
     WC_UNROLL
-    for (u32 r = 0; r < 8; ++r) store_smem_word(own + r * kRegisterBytes, high[r]);
+    for (u32 i = 0; i < kCount; ++i) {
+        const u32 own = base[i] + lane * 16;
+        store_smem(own, {high[i][0], high[i][1], high[i][4], high[i][5]});
+        store_smem(own + kHighBytes / 2, {high[i][2], high[i][3], high[i][6], high[i][7]});
+    }
     __syncwarp();
-    const auto apply = [&](u32 entry) { store_smem_byte(scratch + high_byte(entry), entry >> 10 & 0xff); };
-    if (listed) {
-        const u32* const entries = overflow + first;
-        WC_NO_UNROLL
-        for (u32 i = lane; i < second; i += 64) {  // two loads on their way at once
-            const bool more = i + 32 < second;
-            const u32 entry = load_word(entries + i), next = more ? load_word(entries + i + 32) : 0;
-            apply(entry);
-            if (more) apply(next);
+    WC_NO_UNROLL
+    for (u32 k = lane; k < most; k += 64) {
+        u32 entry[kCount][2];  // all on their way at once
+        WC_UNROLL
+        for (u32 i = 0; i < kCount; ++i) {
+            const u32* const at = overflow + word[i].x + k;
+            WC_UNROLL
+            for (u32 j = 0; j < 2; ++j) entry[i][j] = k + 32 * j < count[i] ? load_word(at + 32 * j) : 0;
         }
-    } else if (lane < tag) {
-        apply(funnel_right(first, second, bit % 32));
+        WC_UNROLL
+        for (u32 i = 0; i < kCount; ++i) {
+            WC_UNROLL
+            for (u32 j = 0; j < 2; ++j) {
+                const u32 e = entry[i][j];
+                if (k + 32 * j < count[i]) store_smem_byte(base[i] + patched_byte(e), e >> 10);
+            }
+        }
     }
     __syncwarp();
     WC_UNROLL
-    for (u32 r = 0; r < 8; ++r) high[r] = load_smem_word(own + r * kRegisterBytes);
+    for (u32 i = 0; i < kCount; ++i) {
+        const u32 own = base[i] + lane * 16;
+        const u32x4 even = load_smem(own), odd = load_smem(own + kHighBytes / 2);
+        high[i][0] = even.x, high[i][1] = even.y, high[i][4] = even.z, high[i][5] = even.w;
+        high[i][2] = odd.x, high[i][3] = odd.y, high[i][6] = odd.z, high[i][7] = odd.w;
+    }
     __syncwarp();  // before anything else is written there
+}
+
+// Applies the patches of some quarters: afterwards `high` holds the original high bytes. `word` is the quarters' patch
+// words, in every lane, `overflow` the tensor's list, whose ranges the caller has validated; `scratch(i)` says where a
+// list of quarter i may be applied: kHighBytes of shared memory that this warp alone uses. The whole warp calls this.
+template <u32 kCount, class Scratch>
+WC_DEVICE void patch_high(u32 (&high)[kCount][8], const u32x4 (&word)[kCount], const u32* overflow, Scratch scratch,
+                          u32 lane) {
+    bool list = false;
+    WC_UNROLL
+    for (u32 i = 0; i < kCount; ++i) list |= patch_tag(word[i]) == kOverflowTag;
+    const bool lists = __any_sync(~0u, list);
+    WC_UNROLL
+    for (u32 i = 0; i < kCount; ++i) patch_inline(high[i], word[i], lane);
+    if (lists) patch_lists(high, word, overflow, scratch, lane);
 }
 
 }  // namespace w12

@@ -119,8 +119,9 @@ WC_DEVICE u32 load_smem_word(u32 address) {
     return v;
 }
 
-WC_DEVICE void store_smem_word(u32 address, u32 v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+WC_DEVICE void store_smem(u32 address, u32x4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 WC_DEVICE void store_smem_byte(u32 address, u32 v) {

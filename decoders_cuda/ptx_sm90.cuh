@@ -136,11 +136,6 @@ WC_DEVICE void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %
 
 // ---- shared memory and time ---------------------------------------------------------------------------------------
 
-WC_DEVICE void store_smem(u32 address, u32x4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
 // Four 8 × 8 matrices of 16-bit elements, transposed on the way; lane l names row l % 8 of matrix l / 8.
 WC_DEVICE void store_matrix_transposed(u32 address, u32 m0, u32 m1, u32 m2, u32 m3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m0),

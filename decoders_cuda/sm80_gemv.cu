@@ -13,8 +13,8 @@
 //   decoded at a time and share what ldmatrix reads. With WC_EAGER a warp, alone in its group, asks for the next chunk
 //   before it waits for the one at hand.
 //
-// Bytes of a chunk: 1,536 + 16 per quarter, 128 per token of x (once per warp, or per group). Patches are applied in
-// 1,024 bytes that the warp has free; its partial sums take 80 per quarter and token where its slots were.
+// Bytes of a chunk: 1,536 + 16 per quarter, 128 per token of x (once per warp, or per group). Lists of patches are
+// applied in 1,024 bytes that the warp has free; its partial sums take 80 per quarter and token where its slots were.
 //
 // WC_SPLIT above 1 (sm_90 and newer): a cluster of that many CTAs shares the rows and splits K; each sums its own
 //   groups, hands every CTA the sums of that CTA's outputs, and finishes its own when all of them are there. Less x
@@ -43,6 +43,11 @@ constexpr bool kRegisterRing = WC_REGISTER_RING, kEager = WC_EAGER;
 using Decoder = gemv::Bf16W12;
 #else
 using Decoder = gemv::Bf16;
+#endif
+#if WC_REGISTER_RING
+using Patch = u32;  // word lane % 4 of a patch word
+#else
+using Patch = u32x4;  // the patch word
 #endif
 #if WC_OUT_F32
 using Out = float;
@@ -74,8 +79,8 @@ constexpr u32 kXPointers = kRegisterRing ? 1 : kXCopies;  // kept, beside the fi
 constexpr u32 kWeightSlotBytes = kRegisterRing ? 0 : kQuarters * (kQuarterBytes + Decoder::kPatchBytes);
 constexpr u32 kWeightsOffset = kXOwners * kXSlots * kXSlotBytes;
 
-// A warp applies patches in memory of its own that is free just then: where the quarter was, or with a register ring in
-// the slot that x is copied to next, beside the slots where that is too small.
+// A warp applies lists of patches in memory of its own that is free just then: where the quarter was, or with a register
+// ring in the slot that x is copied to next, beside the slots where that is too small.
 constexpr bool kScratch = kRegisterRing && kXSlotBytes < w12::kHighBytes;
 constexpr u32 kScratchBytes = kScratch ? w12::kHighBytes : 0;
 constexpr u32 kWarpBytes = kStages * kWeightSlotBytes + kScratchBytes;
@@ -120,7 +125,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
               u32 rows, u32 cols, u32 tokens, u32 overflow_sectors) {
     WC_SHARED_MEMORY(smem);
     // Taken from one lane, the compiler knows that it is the same in all of them.
-    const u32 warp = kRegisterRing ? threadIdx.x / 32 : __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const u32 warp = kRegisterRing ? threadIdx.x / 32 : __shfl_sync(~0u, threadIdx.x / 32, 0);
+    u32 lane = threadIdx.x % 32;
+    keep(lane);  // the thread's index is slow to read
     const u32 tile = blockIdx.x / kSplit, rank = blockIdx.x % kSplit;
     const u32 own_group = warp / kRowWarps, row_warp = warp % kRowWarps;
     const u32 group = rank * kKWarps + own_group;
@@ -133,12 +140,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
     if constexpr (kRows > gemv::kTile) quarter = min(quarter, ceil_div(rows, gemv::kTile) * 4 - kQuarters);
     const u8* const brick = bricks + static_cast<u64>(quarter / 4 * chunks) * Decoder::kBrickBytes;
     const u8* plane_load = brick + quarter % 4 * kQuarterBytes + lane * 16;
-    // A ring in registers keeps one word of the patch word per lane; one in shared memory gets it from one lane.
+    // A ring in registers keeps a word of the patch word per lane; for one in shared memory a lane fetches all of it.
     const u8* patch_load = brick + kPatchOffset + quarter % 4 * Decoder::kPatchBytes +
                            (kRegisterRing ? lane % 4 * 4 : lane * 16);
     u32 weight_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + lane * 16;
-    u32 patch_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + kQuarters * kQuarterBytes +
-                      lane % 4 * 4;
+    u32 patch_slots = shared + kWeightsOffset + warp * kStages * kWeightSlotBytes + kQuarters * kQuarterBytes;
 
     // x: 16-byte units of 8 columns, swizzled within a token's 128 bytes so that ldmatrix meets no bank conflict.
     const u32 x_slots = shared + (kRegisterRing ? warp : own_group) * kXSlots * kXSlotBytes;
@@ -255,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
         for (u32 q = 0; q < kQuarters; q += kTogether) {
             const u32 slot = weight_slots + stage * kWeightSlotBytes + q * kQuarterBytes;
             u32x4 loaded[kTogether][kPlanes];
-            u32 patch[kTogether] = {};
+            Patch patch[kTogether] = {};
             WC_UNROLL
             for (u32 i = 0; i < kTogether; ++i) {
                 WC_UNROLL
@@ -264,9 +270,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, WC_MIN_CTAS)
                                                  : load_smem(slot + (i * kPlanes + p) * gemv::kPlaneBytes);
                 }
                 if constexpr (Decoder::kPatchBytes != 0) {
-                    patch[i] = kRegisterRing ? patches[q + i]
-                                             : load_smem_word(patch_slots + stage * kWeightSlotBytes +
-                                                              (q + i) * Decoder::kPatchBytes);
+#if WC_REGISTER_RING
+                    patch[i] = patches[q + i];
+#else
+                    patch[i] = load_smem(patch_slots + stage * kWeightSlotBytes + (q + i) * Decoder::kPatchBytes);
+#endif
                 }
             }
             const auto scratch = [&](u32 i) {

@@ -12,6 +12,16 @@ constexpr u32 kPlaneBytes = 512;   // 32 lanes × 16 bytes
 static_assert(kTile == w12::kTileRows && kTile == w12::kTileCols && kQuarterRows == w12::kQuarterRows, "brick shape");
 static_assert(kPlaneBytes == w12::kPlaneBytes, "one warp load per plane");
 
+// A patch word as a warp has it: all of it in every lane, or word lane % 4, where registers are short. Without patches
+// it is zero, with patches its last word is not.
+WC_DEVICE bool has_patches(u32x4 patch) { return patch.w != 0; }
+WC_DEVICE bool has_patches(u32 patch) { return patch != 0; }  // in some lane
+WC_DEVICE u32x4 whole(u32x4 patch) { return patch; }
+WC_DEVICE u32x4 whole(u32 patch) {
+    return {__shfl_sync(~0u, patch, 0), __shfl_sync(~0u, patch, 1), __shfl_sync(~0u, patch, 2),
+            __shfl_sync(~0u, patch, 3)};
+}
+
 // Bricks of docs/format.md, section 2.
 struct Bf16W12 {
     static constexpr u32 kBrickBytes = w12::kBrickBytes;
@@ -21,24 +31,23 @@ struct Bf16W12 {
     w12::Table table;
     const u32* overflow;
 
-    // Some quarters, one branch around the patches of all. `patch` is word lane % 4 of each quarter's patch word; an
-    // all-zero word has no patches. `scratch(i)` says where quarter i may be patched: w12::kHighBytes of shared memory.
-    template <u32 kCount, class Scratch>
-    WC_DEVICE void decode(u32 (&a)[kCount][16], const u32x4 (&planes)[kCount][kPlanes], const u32 (&patch)[kCount],
+    // Some quarters, one branch around the patches of all. `patch` is each quarter's patch word, in one of the forms of
+    // `has_patches`; `scratch(i)` says where quarter i may be patched: w12::kHighBytes of shared memory.
+    template <u32 kCount, class Patch, class Scratch>
+    WC_DEVICE void decode(u32 (&a)[kCount][16], const u32x4 (&planes)[kCount][kPlanes], const Patch (&patch)[kCount],
                           Scratch scratch, u32 lane) const {
-        u32 high[kCount][8], any = 0;
+        u32 high[kCount][8];
+        bool any = false;
         WC_UNROLL
         for (u32 i = 0; i < kCount; ++i) {
             w12::decode_high_quarter(high[i], planes[i][2], table);
-            any |= patch[i];
+            any |= has_patches(patch[i]);
         }
-        if (__any_sync(~0u, any != 0)) {
+        if (__any_sync(~0u, any)) {
+            u32x4 word[kCount];
             WC_UNROLL
-            for (u32 i = 0; i < kCount; ++i) {
-                if (kCount == 1 || __any_sync(~0u, patch[i] != 0)) {
-                    w12::patch_high(high[i], patch[i], overflow, scratch(i), lane);
-                }
-            }
+            for (u32 i = 0; i < kCount; ++i) word[i] = whole(patch[i]);
+            w12::patch_high(high, word, overflow, scratch, lane);
         }
         WC_UNROLL
         for (u32 i = 0; i < kCount; ++i) w12::merge_quarter(a[i], planes[i][0], planes[i][1], high[i]);
@@ -54,9 +63,9 @@ struct Bf16 {
     w12::Table table;
     const u32* overflow;
 
-    template <u32 kCount, class Scratch>
-    WC_DEVICE void decode(u32 (&a)[kCount][16], const u32x4 (&planes)[kCount][kPlanes], const u32 (&)[kCount], Scratch,
-                          u32) const {
+    template <u32 kCount, class Patch, class Scratch>
+    WC_DEVICE void decode(u32 (&a)[kCount][16], const u32x4 (&planes)[kCount][kPlanes], const Patch (&)[kCount],
+                          Scratch, u32) const {
         WC_UNROLL
         for (u32 i = 0; i < kCount; ++i) {
             WC_UNROLL

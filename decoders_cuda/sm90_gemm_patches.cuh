@@ -6,15 +6,6 @@
 namespace wc {
 namespace w12 {
 
-// Where a warp keeps a quarter's high bytes while patches go in: lane l's registers 0, 1, 4, 5 at 16 l, its registers
-// 2, 3, 6, 7 half of kHighBytes on. This is the byte of an entry, whose position l + 32 j + 128 p (bits 0-9) is byte
-// p % 4 of register 2 j + p / 4.
-constexpr WC_HOST_DEVICE u32 patched_byte(u32 entry) {
-    return (entry << 4 & 0x3f0) | (entry >> 3 & 8) | (entry >> 7 & 7);
-}
-static_assert(patched_byte(1) == 16 && patched_byte(1 << 5) == kHighBytes / 2 && patched_byte(2 << 5) == 8, "lane, j");
-static_assert(patched_byte(1 << 7) == 1 && patched_byte(4 << 7) == 4 && patched_byte(0x3ff) == kHighBytes - 1, "p");
-
 // Afterwards `high` holds the original high bytes. One lane per entry, whatever lane holds the weight, so that 60 of
 // them cost little more than one: the high bytes go to `scratch` (kHighBytes of shared memory that this warp alone
 // uses), entries overwrite them there, and they come back. `tag` is the patch word's, `patches` its shared-memory

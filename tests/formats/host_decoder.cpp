@@ -25,8 +25,9 @@ extern "C" void decode_bricks(const unsigned char* blob, long bricks, long tile_
                 w12::decode_high_quarter(lanes[lane], load(brick + w12::plane_offset(quarter, 2, lane)), entries);
             }
             const auto patch = [&](u32 entry) {
-                const u32 place = w12::high_byte(entry), shift = place % 4 * 8;
-                u32& high = lanes[place % w12::kRegisterBytes / 4][place / w12::kRegisterBytes];
+                const u32 place = w12::patched_byte(entry), shift = place % 4 * 8;
+                const u32 half = place / (w12::kHighBytes / 2), pair = place / 8 % 2, one = place / 4 % 2;
+                u32& high = lanes[place / 16 % 32][4 * pair + 2 * half + one];
                 high = (high & ~(0xffu << shift)) | (entry >> 10 & 0xff) << shift;
             };
             u32x4 word = load(brick + w12::patch_offset(quarter));

@@ -114,7 +114,7 @@ void keep(T&) {}
 inline u32 smem_address(const void* p) { return static_cast<u32>(static_cast<const u8*>(p) - simt::memory()); }
 inline u32x4 load_smem(u32 address) { return simt::at<u32x4>(address); }
 inline u32 load_smem_word(u32 address) { return simt::at<u32>(address); }
-inline void store_smem_word(u32 address, u32 v) { std::memcpy(simt::memory() + address, &v, sizeof v); }
+inline void store_smem(u32 address, u32x4 v) { std::memcpy(simt::memory() + address, &v, sizeof v); }
 inline void store_smem_byte(u32 address, u32 v) { simt::memory()[address] = static_cast<u8>(v); }
 inline u32 load_word(const u32* p) { return *p; }
 inline void prefetch_l2(const void* p) { (void)*static_cast<const volatile u8*>(p); }  // what is asked for must exist
