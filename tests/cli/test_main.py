@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import wcodec
 from tests.container.weightfiles import gaussian, write
 from wcodec import cli
+from wcodec.cli import console
 from wcodec.errors import MalformedError, MismatchError, WCodecError
 
 ROOT = Path(__file__).parents[2]
@@ -297,3 +298,13 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = wcodec.nonsense
+
+
+def test_small_steps_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 1.01, 1.02, 1.2, 1.21])
+    reported: list[int] = []
+    monkeypatch.setattr("wcodec.cli.console.time.monotonic", lambda: next(clock))
+    advance = console._in_turns(reported.append)
+    for nbytes in (1, 2, -1, 4, 8):
+        advance(nbytes)
+    assert reported == [1, 5]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Advance = Callable[[int], None]
+
+_REPORT_S = 0.1
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Only the result: no progress, no remarks.")
 
@@ -83,7 +87,27 @@ def progress(label: str, total_bytes: int, *, quiet: bool = False) -> Iterator[A
     )
     with Progress(*columns, console=stderr(), transient=True) as bar:
         task = bar.add_task(label, total=total_bytes)
-        yield lambda nbytes: bar.advance(task, nbytes)
+        yield _in_turns(lambda nbytes: bar.advance(task, nbytes))
+
+
+def _in_turns(advance: Advance) -> Advance:
+    """Add up what is done and report it ten times a second.
+
+    rich takes the speed from a thousand reports, which tiny tensors make in no time.
+    """
+    lock, waiting, last = threading.Lock(), 0, 0.0
+
+    def report(nbytes: int) -> None:
+        nonlocal waiting, last
+        with lock:
+            waiting += nbytes
+            now = time.monotonic()
+            if now - last < _REPORT_S:
+                return
+            due, waiting, last = waiting, 0, now
+        advance(due)
+
+    return report
 
 
 def result(text: str) -> None:

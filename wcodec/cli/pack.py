@@ -71,9 +71,9 @@ def command(
             from wcodec.cluster import dask_executor
 
             how["executor"] = stack.enter_context(dask_executor(dask))
-        how["advance"] = stack.enter_context(progress("pack", weight_bytes(src), quiet=quiet))
         if src.is_dir():
-            stack.push(partial(_say_what_is_kept, part_path(dst), quiet))
+            stack.push(partial(_say_what_is_kept, part_path(dst), quiet))  # once the bar is gone
+        how["advance"] = stack.enter_context(progress("pack", weight_bytes(src), quiet=quiet))
         result = pack_directory(src, dst, **how) if src.is_dir() else pack_file(src, dst, **how)
     if not result.packed_tensors:
         remark("nothing got smaller, so all is stored as it was; `wcodec analyze` says why", quiet=quiet)
