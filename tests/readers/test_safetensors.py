@@ -21,7 +21,7 @@ from tests.malformed import safetensors as build
 from wcodec.dtypes import DTYPES, numel
 from wcodec.errors import MalformedError, WCodecError
 from wcodec.readers import LocalFile, open_source, parse_header
-from wcodec.readers.bytefile import MAP_FROM
+from wcodec.readers.bytefile import MAP_FROM, LocalFile, page_by_page
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -139,6 +139,21 @@ def test_large_ranges_are_mapped_not_copied(tmp_path: Path) -> None:
     assert view.base is not None
     assert not view.flags.writeable
     assert not view.flags.owndata
+
+
+def test_pages_of_a_mapped_file_can_come_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(2 * MAP_FROM))
+
+    def is_random() -> bool:
+        _, _, mapping = Path("/proc/self/smaps").read_text().partition(str(tmp_path / "a"))
+        return " rr" in mapping[mapping.index("VmFlags:") :].splitlines()[0]
+
+    file = LocalFile(tmp_path / "a")
+    data, small = file.read_at(0, file.size), file.read_at(0, 100)
+    with page_by_page(data), page_by_page(small):
+        assert is_random()
+        assert not data.any()
+    assert not is_random()
 
 
 @pytest.mark.parametrize("mapped", [True, False])

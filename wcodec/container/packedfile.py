@@ -20,7 +20,7 @@ from wcodec.errors import MalformedError, UnsupportedError, WCodecError
 from wcodec.formats import by_id
 from wcodec.formats.base import Format
 from wcodec.packed import PackedTensor
-from wcodec.readers.bytefile import LocalFile
+from wcodec.readers.bytefile import LocalFile, page_by_page
 from wcodec.readers.files import is_of_another_kind
 from wcodec.readers.safetensors import Entry, parse_header
 
@@ -113,8 +113,9 @@ class PackedFile:
         self.source = parse_header(_OriginalHead(self.path, self.record))
         if self.source.file_size - self.source.data_end != len(self.record.trailing):
             raise MalformedError("the record's sizes contradict its header", file=self.path)
-        pairs = dict(self._pairs(stored))
-        self.parts = [pairs.get(e.name) or self._part(e, stored) for e in self.source.entries]
+        with page_by_page(self._data):  # footers lie far apart
+            pairs = dict(self._pairs(stored))
+            self.parts = [pairs.get(e.name) or self._part(e, stored) for e in self.source.entries]
         self._after = {part.within: part for part in self.parts if part.within is not None}
         if len(stored) != len(self.parts):
             ours = {entry.name for entry in self.source.entries}

@@ -6,9 +6,11 @@ machine is read by the same parser as one on this disk.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -163,6 +165,26 @@ class LocalFile:
                 raise MalformedError(f"ends at byte {offset + done}, {n - done} bytes early", file=self.path)
             done += got
         return _read_only(out)
+
+
+@contextlib.contextmanager
+def page_by_page(data: Bytes) -> Iterator[None]:
+    """Inside, what is touched of a mapped range comes from the disk alone, not with all that lies around it.
+
+    Parameters
+    ----------
+    data : numpy.ndarray
+        From `LocalFile.read_at`; nothing happens where it is not mapped.
+    """
+    mapping = getattr(data.base, "obj", None)
+    if not isinstance(mapping, mmap.mmap):
+        yield
+        return
+    mapping.madvise(mmap.MADV_RANDOM)
+    try:
+        yield
+    finally:
+        mapping.madvise(mmap.MADV_NORMAL)
 
 
 def unreadable(path: PurePath, error: OSError) -> WCodecError:
