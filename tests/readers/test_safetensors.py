@@ -21,7 +21,7 @@ from tests.malformed import safetensors as build
 from wcodec.dtypes import DTYPES, numel
 from wcodec.errors import MalformedError, WCodecError
 from wcodec.readers import LocalFile, open_source, parse_header
-from wcodec.readers.bytefile import MAP_FROM, LocalFile, page_by_page
+from wcodec.readers.bytefile import MAP_FROM, page_by_page
 
 
 def write(path: Path, data: bytes) -> Path:
