@@ -18,7 +18,7 @@ from wcodec.analysis.findings import Window
 from wcodec.analysis.report import Report
 from wcodec.analysis.rows import FEW, Row, by_block_kind, folded_rows, single_rows, sparkline
 from wcodec.analysis.totals import Bf16Totals
-from wcodec.named_table import ALWAYS, Column, NamedTable, named_table
+from wcodec.named_table import ALWAYS, Cell, Column, NamedTable, named_table
 from wcodec.units import bits, count, duration, number, percent, shape_text, size, visible
 
 if TYPE_CHECKING:
@@ -77,18 +77,20 @@ def _bytes_of(report: Report, kind: str) -> int:
 
 def _rows_table(rows: list[Row], width: int) -> NamedTable:
     columns = [
-        Column(title, [Text.from_markup(cell(row)) for row in rows], priority, justify)
+        Column(title, [_cell(cell(row)) for row in rows], priority, justify)
         for title, cell, priority, justify in _COLUMNS
     ]
     styles = ["" if row.saves_bytes else "dim" for row in rows]
     return named_table("tensor", [_name(row) for row in rows], columns, width, styles)
 
 
-def _name(row: Row) -> Text:
-    name = Text(visible(row.name))
-    if len(row.tensors) > 1:
-        name.append(f" ×{len(row.tensors)}", style="cyan")
-    return name
+def _cell(markup: str) -> Cell:
+    return Text.from_markup(markup) if "[" in markup else markup
+
+
+def _name(row: Row) -> Cell:
+    name = visible(row.name)
+    return Text.assemble(name, (f" ×{len(row.tensors)}", "cyan")) if len(row.tensors) > 1 else name
 
 
 def _left_line(rows: list[Row], report: Report) -> str:
