@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(wc::gemm::kThreads, WC_CTAS_PER_SM)
         prefetch_map(&x);
         for (u32 s = 0; s < kStages; ++s) {
             barrier_init(full_barrier(smem, s), 1);
-            barrier_init(empty_barrier(smem, s), kPair * kConsumerWarps);
+            barrier_init(empty_barrier(smem, s), kPair * kConsumerWarps * kArrivals);
         }
         if (kCluster > 1) {
             const u32 bytes = (kCluster - 1) * share_count(kOwn, kCluster, split_rank() % kCluster) * kBlockBytes;

@@ -27,6 +27,9 @@
 #ifndef WC_DUMP
 #define WC_DUMP 0
 #endif
+#ifndef WC_ARRIVALS  // 32 for racecheck, which asks each lane that reads for an arrival
+#define WC_ARRIVALS 1
+#endif
 
 namespace wc {
 namespace gemm {
@@ -36,6 +39,7 @@ constexpr u32 kColumnGroups = WC_COLUMN_GROUPS, kGroups = kRowGroups * kColumnGr
 constexpr u32 kSplit = WC_SPLIT, kRanks = kSplit ? kSplit : 1;
 constexpr u32 kCluster = WC_CLUSTER, kClusters = kRanks / kCluster;  // of a tile
 constexpr u32 kPair = WC_PAIR;
+constexpr u32 kArrivals = WC_ARRIVALS;  // lanes of a warp that give a stage back: one for all, or each of them
 constexpr bool kMany = kGroups == 4;  // and few registers each
 // Sets of A registers. With one, a decoded brick waits until the products of the one before are done. The products of 256
 // tokens are long enough for a second set to pay for a second copy of the loop, whose code is read with cold caches.

@@ -129,9 +129,13 @@ struct Consumer {
         }
         const u32 barrier = empty_barrier(smem, stage);
         if constexpr (kPair == 1) {
-            if (lane == 0) barrier_arrive(barrier);
+            if (lane < kArrivals) barrier_arrive(barrier);
         } else {
-            if (lane < kPair) cluster_barrier_arrive(cluster_address(barrier, lane));
+            WC_UNROLL
+            for (u32 i = 0; i < ceil_div(kPair * kArrivals, 32); ++i) {
+                const u32 place = lane + 32 * i;
+                if (place < kPair * kArrivals) cluster_barrier_arrive(cluster_address(barrier, place / kArrivals));
+            }
         }
     }
 

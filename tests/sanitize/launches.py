@@ -233,12 +233,14 @@ def options(name: str, tool: str) -> Iterator[str]:
     """How kernels are compiled: with source lines, which the tools name and which change no instruction.
 
     For racecheck there are two barriers of the whole CTA in a row: it loses one where groups of warps have
-    met at others before.
+    met at others before. And all lanes of a warp give a stage back, where one does for all: it asks each lane
+    that reads for an arrival.
     """
     yield "--generate-line-info"
     if name == CONTROL:
         yield "-D__syncthreads()=((void)0)"
     elif tool == "racecheck":
+        yield "-DWC_ARRIVALS=32"
         yield "-D__syncthreads()=(__syncthreads(),__syncthreads())"
 
 

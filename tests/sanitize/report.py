@@ -41,13 +41,6 @@ class Known:
 
 KNOWN = (
     Known(
-        "Error",
-        frozenset({"wc::load_smem", "wc::load_smem_word"}),
-        frozenset({"wc::bulk_copy"}),
-        "one lane gives a stage back to the copies for its whole warp, which has waited for its products "
-        "together; racecheck asks each lane that read for an arrival, and finds nothing if all arrive",
-    ),
-    Known(
         "Warning",
         frozenset({"wc::barrier_expect"}),
         frozenset({"wc::barrier_init"}),

@@ -135,3 +135,4 @@ def test_options_change_what_racecheck_needs_and_nothing_else(
     assert compiled(*launches.options(ROW, "memcheck")) == shipped
     assert barriers(compiled(*launches.options(ROW, "racecheck"))) == 2 * barriers(shipped) == 2
     assert barriers(compiled(*launches.options(launches.CONTROL, "racecheck"))) == 0
+    assert (compiled("-DWC_ARRIVALS=32") != shipped) == (source == "sm90_gemm.cu")
