@@ -12,6 +12,9 @@
 #ifndef WC_CLUSTER
 #define WC_CLUSTER 1
 #endif
+#ifndef WC_EARLY_PATCHES
+#define WC_EARLY_PATCHES 0
+#endif
 #ifndef WC_PAIR
 #define WC_PAIR 1
 #endif
@@ -59,7 +62,7 @@ template <u32 kIndex>
 struct DecoderOf;
 template <>
 struct DecoderOf<0> {
-    using type = Bf16W12;
+    using type = Bf16W12<WC_EARLY_PATCHES>;
 };
 template <>
 struct DecoderOf<1> {

@@ -55,7 +55,10 @@ def _gemv_name(c: GemvConfig) -> str:
 
 
 def _loop_name(c: GemmConfig) -> str:
-    return f"{c.tokens} tokens, {c.row_groups} rows, {c.column_groups} columns, {c.stage_bricks} bricks"
+    early = ", early patches" if c.early_patches else ""
+    return (
+        f"{c.tokens} tokens, {c.row_groups} rows, {c.column_groups} columns, {c.stage_bricks} bricks{early}"
+    )
 
 
 def _gemm_name(c: GemmConfig) -> str:

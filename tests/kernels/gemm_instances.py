@@ -25,6 +25,8 @@ EXAMPLES = {
     "dealt evenly to pairs": GemmConfig(128, 2, 3, 2, 0, pair=True),
     "pairs": GemmConfig(64, 2, 3, 1, 1, pair=True),
     "pairs of 256 tokens": GemmConfig(256, 2, 4, 1, 1, pair=True),
+    "patches got ready early": GemmConfig(128, 1, 4, 2, 2, column_groups=2, early_patches=True),
+    "256 tokens, patches got ready early": GemmConfig(256, 1, 5, 1, 2, cluster=True, early_patches=True),
     "16 tokens": GemmConfig(16, 2, 4, 2, 1),
     "32 tokens": GemmConfig(32, 1, 4, 2, 2, column_groups=2),
     "48 tokens": GemmConfig(48, 2, 4, 1, 1),

@@ -62,6 +62,9 @@ class GemmConfig:
         ``bf16-w12``, or ``bf16`` for uncompressed bricks.
     pair : bool
         Two CTAs that are neighbours in rows form a cluster, and each brings half of the tokens for both.
+    early_patches : bool
+        Every quarter's patch word is read and its entries located before it is known whether it has any:
+        slower without exceptions, faster with them.
     """
 
     tokens: int
@@ -74,6 +77,7 @@ class GemmConfig:
     column_groups: int = 1
     decoder: str = "bf16-w12"
     pair: bool = False
+    early_patches: bool = False
 
     def __post_init__(self) -> None:
         if self.column_groups != 1 and (self.column_groups, self.row_groups, self.stage_bricks) != (2, 1, 2):
@@ -156,6 +160,7 @@ class GemmConfig:
             "WC_CTAS_PER_SM": self.ctas_per_sm,
             "WC_CLUSTER": self.cluster_ctas if self.cluster else 1,
             "WC_PAIR": 1 + self.pair,
+            "WC_EARLY_PATCHES": int(self.early_patches),
             "WC_DECODER": _DECODERS[self.decoder],
             "WC_SHARED_BYTES": self.shared_bytes,
             **extra,

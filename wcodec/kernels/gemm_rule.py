@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
 from wcodec.kernels.gemm import BLOCK_TOKENS, MAX_SPLIT, TILE, WHOLE_CLUSTER, GemmConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wcodec.cuda.device import DeviceInfo
 
 MIN_TOKENS, MAX_TOKENS = 8, 256  # that `candidates` serves with one tile of tokens
@@ -17,6 +20,7 @@ _SHORT_BRICKS = 32  # K of at most 2,048: an exchange costs more than it saves
 _LONG_BRICKS = 128  # K of more than 8,192: x is read so often that an exchange saves time
 _MANY_CTAS = 4  # per tile, above which the exchange costs more than reading x more often
 _LEAST_FILL = 0.7  # of the SMs
+_LEAST_STAGES = 5  # of a ring that may be too deep
 _FEW_TOKENS = 32  # so few that posting whole tiles costs nothing: work may be dealt evenly whatever the fill
 
 
@@ -54,9 +58,9 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
     Wide tiles (128 rows) read x half as often, narrow ones (64 rows, two column groups) need fewer CTAs per
     tile and so less exchange: up to 64 tokens x is small and narrow tiles win, above that wide ones, unless K
     is short or the rows are few. Of 256 tokens the exchange is large and narrow tiles win again, unless K is
-    very long. Where there are more tiles than SMs, the work is dealt evenly to pairs of CTAs, or tiles of 256
-    rows fill the SMs once. Column groups take bricks in pairs: where K has an odd number of them, one group
-    takes all.
+    very long; nothing hides their patches, which are got ready early. Where there are more tiles than SMs,
+    the work is dealt evenly to pairs of CTAs, or tiles of 256 rows fill the SMs once. Column groups take
+    bricks in pairs: where K has an odd number of them, one group takes all.
 
     Parameters
     ----------
@@ -87,6 +91,8 @@ def default_config(n: int, k: int, tokens: int, info: DeviceInfo) -> GemmConfig:
             near = tile <= 64 and narrow_split in (2, 3)
             config = _split(tile, 1, 2, narrow_split, bricks, cluster=near, column_groups=2 - bricks % 2)
     assert config is not None, "a ring of two stages of these tiles fits"
+    if tile == MAX_TOKENS and config.row_groups == 1:
+        return dataclasses.replace(config, early_patches=True)
     return config
 
 
@@ -121,7 +127,7 @@ def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig
     """
     if not MIN_TOKENS <= tokens <= MAX_TOKENS:
         return []
-    found = [default_config(n, k, tokens, info)]
+    found = list(_variants(default_config(n, k, tokens, info), k))
     tile = next(count for count in _TILE_TOKENS if tokens <= count)
     tiles_of_tokens = {MAX_TOKENS: (MAX_TOKENS, 128), 16: (16, 32)}.get(tile, (tile,))
     for count, (rows, columns), bricks, split, cluster, pair in itertools.product(
@@ -141,5 +147,23 @@ def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig
         tiles = config.tiles(n, tokens)
         fill = tiles * max(split, 1) / info.multiprocessors
         if (fill > 1 or count <= _FEW_TOKENS) if split == 0 else _LEAST_FILL <= fill <= 1:
-            found.append(config)
+            found += [variant for variant in _variants(config, k) if variant not in found]
     return found
+
+
+def _variants(config: GemmConfig, k: int) -> Iterator[GemmConfig]:
+    """Yield an instance and what is to be tried beside it.
+
+    A single row tile has no other to hide its patches, and a ring that holds most of a short K delays the
+    first bricks by asking for the last ones.
+    """
+    yield config
+    if config.tokens <= _FEW_TOKENS:
+        return
+    shallower = config.stages - 1
+    short = -(-k // TILE) <= _SHORT_BRICKS and shallower >= _LEAST_STAGES
+    for stages in (config.stages, shallower) if short else (config.stages,):
+        for early in (False, True) if config.row_groups == 1 else (False,):
+            variant = dataclasses.replace(config, stages=stages, early_patches=early)
+            if variant != config:
+                yield variant
