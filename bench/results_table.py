@@ -1,6 +1,6 @@
 """Print a results file of bench/muse_bf16_proj.py as the Markdown tables of the README.
 
-python bench/results_table.py bench/results/2026-11-29-h200-muse_bf16_proj.json
+python bench/results_table.py bench/results/2026-11-30-h200-muse_bf16_proj.json
 """
 
 from __future__ import annotations
