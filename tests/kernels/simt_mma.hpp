@@ -102,6 +102,7 @@ inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
 inline bool __any_sync(unsigned, bool v) {
     return simt::over_warp(v, [](unsigned r, unsigned other, unsigned) { return r | other; });
 }
+inline bool __all_sync(unsigned mask, bool v) { return !__any_sync(mask, !v); }
 inline unsigned __shfl_sync(unsigned, unsigned v, unsigned from) {
     return simt::over_warp(v, [from](unsigned r, unsigned other, unsigned l) { return l == from ? other : r; });
 }
