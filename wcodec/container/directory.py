@@ -93,12 +93,12 @@ def pack_directory(
     before = _converted(source, files, profile)
     if not shards:
         raise UnsupportedError(f"has no {_WEIGHTS} file", file=source, mend="pack reads safetensors files")
+    check_folder(source, destination, force=force)
     _ask_for_permission(files.values())
     for name in shards:
         open_source(files[name], profile)  # every refusal comes before hours of work
     if not before:
         notes += index_notes(files)
-    check_folder(source, destination, force=force)
     with _folder_part(destination, keep=True) as part:
         manifest = _progress(part, profile)
         manifest.files = {name: facts for name, facts in manifest.files.items() if name in shards}
