@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from wcodec.cli import main
 from wcodec.cuda.device import DeviceInfo
 from wcodec.errors import WCodecError
 from wcodec.fused import Bound, Kernel
+from wcodec.kernels.gemm import GemmConfig
 from wcodec.tables import Entry, read_table, tuned_path
 
 torch = pytest.importorskip("torch")
@@ -132,6 +133,40 @@ def test_tuning_keeps_the_fastest_of_each_kernel(kernel_cache: Path, monkeypatch
         (64, "gemm"),
     }
     assert read_table(tuned_path("NVIDIA H200").read_text(), "")[2] == entries
+
+
+def test_a_tie_goes_to_the_instance_that_exceptions_delay_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = GemmConfig(64, 1, 7, 2, 1, column_groups=2)
+    early = replace(late, early_patches=True)
+    wide = GemmConfig(64, 2, 4, 2, 1)
+    times = {
+        late: 10.0,
+        early: 10.05,
+        replace(early, stages=6): 10.09,
+        replace(early, stages=5): 10.2,
+        wide: 10.3,
+    }
+    product = replace(
+        kernel([1]),
+        bind=lambda weight, m, config: Bound(lambda x, out, bias: times[config], 0),
+        candidates=lambda n, k, m, info: list(times),
+    )
+    monkeypatch.setattr(tune, "KERNELS", {"gemm": product})
+    monkeypatch.setattr(tune, "device_info", lambda index: H200)
+    monkeypatch.setattr(tune, "_without_original", lambda weight: weight)
+    monkeypatch.setattr(timing, "Timer", FakeTimer)
+    monkeypatch.setattr("wcodec.state.PackedWeight.workspaces", SimpleNamespace(reserve=lambda nbytes: None))
+
+    def kept() -> GemmConfig:
+        _, entry = tune.tune([(128, 64)], "cpu", tokens=(64,), out=tmp_path / "table.json")
+        assert entry.us == times[GemmConfig(**entry.config)]
+        return GemmConfig(**entry.config)
+
+    assert kept() == replace(early, stages=6)
+    times[wide] = 9.9  # two row tiles hide each other's patches
+    assert kept() == wide
 
 
 def test_tuning_says_a_line_per_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

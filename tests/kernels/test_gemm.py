@@ -116,6 +116,19 @@ def test_the_rule_serves_every_shape(n: int, k: int, processors: int) -> None:
     assert candidates(n, k, MAX_TOKENS + 1, info) == []
 
 
+def test_variants_are_tried_where_they_can_pay() -> None:
+    for (n, k), m in itertools.product(SHAPES, SERVED):
+        found = set(candidates(n, k, m, H200))
+        for config in found:
+            single = config.row_groups == 1 and config.tokens >= 64
+            assert single or not config.early_patches
+            if single:
+                assert replace(config, early_patches=not config.early_patches) in found
+        if k <= 2048 and m >= 64:
+            deepest = default_config(n, k, m, H200)
+            assert deepest.stages <= 5 or replace(deepest, stages=deepest.stages - 1) in found
+
+
 def test_stage_and_partial_bytes() -> None:
     config = GemmConfig(128, 2, 3, 2, 4)
     assert config.stage_bytes == 2 * (128 * 128 + 2 * BRICK_BYTES["bf16-w12"])
