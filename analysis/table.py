@@ -207,4 +207,5 @@ def _bars(bf16: Bf16Totals, scale: float) -> Iterator[str]:
 def _bar(label: str, value: float, remark: str, style: str, scale: float) -> str:
     eighths = round(8 * scale * value)
     bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-    return f"{label:7} [{style}]{bar:{round(16 * scale)}}[/] {value:5.2f}  [dim]{remark}[/]"
+    line = f"{label:7} [{style}]{bar:{round(16 * scale)}}[/] {value:5.2f}"
+    return f"{line}  [dim]{remark}[/]" if remark else line

@@ -104,9 +104,18 @@ def _length(cell: Cell) -> int:
 
 
 def _shorten(cell: Cell, room: int) -> Cell:
-    excess = _length(cell) - room
-    if excess <= 0:
+    if _length(cell) <= room:
         return cell
-    head = max(room // 3, 1)
     text = Text(cell) if isinstance(cell, str) else cell
-    return Text.assemble(text[:head], "…", text[head + excess + 1 :])
+    head = _fitting(text.plain, max(room // 3, 1))
+    tail = _fitting(text.plain[::-1], room - cell_len(text.plain[:head]) - len("…"))
+    return Text.assemble(text[:head], "…", text[len(text) - tail :])
+
+
+def _fitting(text: str, room: int) -> int:
+    """Characters from the start that take at most `room` cells: each takes none, one or two."""
+    for i, character in enumerate(text):
+        room -= cell_len(character)
+        if room < 0:
+            return i
+    return len(text)

@@ -272,6 +272,10 @@ def test_text_fits_the_console(report: Report, width: int) -> None:
     assert any("layers.0" in line and "pack" in line for line in lines)
 
 
+def test_no_line_ends_in_spaces(report: Report) -> None:
+    assert not [line for line in report.to_text().splitlines() if line != line.rstrip()]
+
+
 def test_sparkline() -> None:
     assert sparkline([]) == ""
     assert sparkline([0, 0]) == ""

@@ -149,3 +149,23 @@ def test_no_number_is_cut_where_columns_do_not_fit() -> None:
     out = io.StringIO()
     Console(file=out, width=24).print(named_table("tensor", ["a", "b" * 9 + "c" * 9], columns, 24))
     assert out.getvalue() == "tensor            stored\na                12.5 kB\nbbbbb…ccccccccc      3 B\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("層" * 9 + ".weight", "層層…層層.weight"),
+        ("a" * 9 + "層" * 9, "aaaaa…層層層層層"),
+        (
+            "e\N{COMBINING ACUTE ACCENT}" * 20 + ".weight",
+            "e\u0301" * 5 + "…" + "\u0301" + "e\u0301" * 3 + ".weight",
+        ),
+    ],
+)
+def test_wide_and_combining_characters_keep_the_end_of_a_name(name: str, shown: str) -> None:
+    out = io.StringIO()
+    columns = [Column("stored", ["12.5 kB"], ALWAYS)]
+    Console(file=out, width=25).print(named_table("tensor", [name], columns, 25))
+    row = out.getvalue().splitlines()[1]
+    assert row.split("  ")[0] == shown
+    assert row.endswith("12.5 kB")
