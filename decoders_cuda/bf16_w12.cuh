@@ -26,7 +26,6 @@ constexpr u32 kPatchBytes = 16;
 constexpr u32 kInlineMax = 6;       // patches that fit into a patch word
 constexpr u32 kInlineBits = 20;
 constexpr u32 kOverflowTag = 255;
-constexpr u32 kPositionMask = 0x3ff;
 
 static_assert(kQuarters * kQuarterRows == kTileRows && kSteps * kStepCols == kTileCols, "brick shape");
 static_assert(kQuarterRows * kTileCols * 12 / 8 == kQuarterBytes, "12 bits per weight");

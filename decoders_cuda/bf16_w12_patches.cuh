@@ -1,4 +1,4 @@
-// The patches of `bf16-w12` bricks in the fused products: a patch word's in registers, a list through shared memory.
+// What the fused products share about the patches of `bf16-w12`: lists in L2, high bytes in shared memory.
 #pragma once
 
 #include "bf16_w12.cuh"
@@ -14,93 +14,18 @@ WC_DEVICE void prefetch_overflow(const u32* overflow, u32 sectors, u32 index) {
     if (index < sectors) prefetch_l2(overflow + static_cast<u64>(index) * kSectorWords);
 }
 
-// One entry of a patch word. Every lane compares where the byte belongs with what it holds: 22 instructions, but no
-// latency of shared memory, for which the warp would wait several times.
-WC_DEVICE void patch_entry(u32 (&high)[8], u32 entry, u32 lane) {
-    // Position l + 32 j + 128 p is byte p % 4 of register 2 j + p / 4 in lane l. There this is 32 j + 512 (p / 4).
-    const u32 place = (entry ^ lane) & 0x27f;
-    u32 selector = static_cast<u32>(0x4210341032403214ull >> (entry >> 3 & 0x30)), byte = entry >> 10;
-    keep(selector);  // computed once, not for each register
-    keep(byte);
-    WC_UNROLL
-    for (u32 r = 0; r < 8; ++r) {
-        if (place == (r / 2 << 5 | r % 2 << 9)) high[r] = prmt(high[r], byte, selector);
-    }
+// A quarter's high bytes to `scratch` and back, where `patched_byte` says; each lane moves its own 8 registers.
+WC_DEVICE void store_high(u32 scratch, const u32 (&high)[8], u32 lane) {
+    const u32 own = scratch + lane * 16;
+    store_smem(own, {high[0], high[1], high[4], high[5]});
+    store_smem(own + kHighBytes / 2, {high[2], high[3], high[6], high[7]});
 }
 
-// The entries of a patch word, which every lane has.
-WC_DEVICE void patch_inline(u32 (&high)[8], u32x4 word, u32 lane) {
-    u32 left = patch_tag(word);
-    if (left - 1 >= kInlineMax) return;  // none, or a list
-    WC_NO_UNROLL
-    do {
-        patch_entry(high, word.x, lane);
-        word = next_entry(word);
-    } while (--left != 0);
-}
-
-// The lists among some quarters' patch words, all at once: the high bytes go to shared memory, one lane per entry
-// overwrites them there, whatever lane holds the weight, and they come back. 60 cost little more than one.
-template <u32 kCount, class Scratch>
-WC_DEVICE void patch_lists(u32 (&high)[kCount][8], const u32x4 (&word)[kCount], const u32* overflow, Scratch scratch,
-                           u32 lane) {
-    u32 base[kCount], count[kCount], most = 0;
-    WC_UNROLL
-    for (u32 i = 0; i < kCount; ++i) {
-        base[i] = scratch(i);
-        count[i] = patch_tag(word[i]) == kOverflowTag ? word[i].y : 0;
-        most = count[i] > most ? count[i] : most;
-    }
-    __syncwarp();  // the warp has read what was there
-    WC_UNROLL
-    for (u32 i = 0; i < kCount; ++i) {
-        const u32 own = base[i] + lane * 16;
-        store_smem(own, {high[i][0], high[i][1], high[i][4], high[i][5]});
-        store_smem(own + kHighBytes / 2, {high[i][2], high[i][3], high[i][6], high[i][7]});
-    }
-    __syncwarp();
-    WC_NO_UNROLL
-    for (u32 k = lane; k < most; k += 64) {
-        u32 entry[kCount][2];  // all on their way at once
-        WC_UNROLL
-        for (u32 i = 0; i < kCount; ++i) {
-            const u32* const at = overflow + word[i].x + k;
-            WC_UNROLL
-            for (u32 j = 0; j < 2; ++j) entry[i][j] = k + 32 * j < count[i] ? load_word(at + 32 * j) : 0;
-        }
-        WC_UNROLL
-        for (u32 i = 0; i < kCount; ++i) {
-            WC_UNROLL
-            for (u32 j = 0; j < 2; ++j) {
-                const u32 e = entry[i][j];
-                if (k + 32 * j < count[i]) store_smem_byte(base[i] + patched_byte(e), e >> 10);
-            }
-        }
-    }
-    __syncwarp();
-    WC_UNROLL
-    for (u32 i = 0; i < kCount; ++i) {
-        const u32 own = base[i] + lane * 16;
-        const u32x4 even = load_smem(own), odd = load_smem(own + kHighBytes / 2);
-        high[i][0] = even.x, high[i][1] = even.y, high[i][4] = even.z, high[i][5] = even.w;
-        high[i][2] = odd.x, high[i][3] = odd.y, high[i][6] = odd.z, high[i][7] = odd.w;
-    }
-    __syncwarp();  // before anything else is written there
-}
-
-// Applies the patches of some quarters: afterwards `high` holds the original high bytes. `word` is the quarters' patch
-// words, in every lane, `overflow` the tensor's list, whose ranges the caller has validated; `scratch(i)` says where a
-// list of quarter i may be applied: kHighBytes of shared memory that this warp alone uses. The whole warp calls this.
-template <u32 kCount, class Scratch>
-WC_DEVICE void patch_high(u32 (&high)[kCount][8], const u32x4 (&word)[kCount], const u32* overflow, Scratch scratch,
-                          u32 lane) {
-    bool list = false;
-    WC_UNROLL
-    for (u32 i = 0; i < kCount; ++i) list |= patch_tag(word[i]) == kOverflowTag;
-    const bool lists = __any_sync(~0u, list);
-    WC_UNROLL
-    for (u32 i = 0; i < kCount; ++i) patch_inline(high[i], word[i], lane);
-    if (lists) patch_lists(high, word, overflow, scratch, lane);
+WC_DEVICE void load_high(u32 (&high)[8], u32 scratch, u32 lane) {
+    const u32 own = scratch + lane * 16;
+    const u32x4 even = load_smem(own), odd = load_smem(own + kHighBytes / 2);
+    high[0] = even.x, high[1] = even.y, high[4] = even.z, high[5] = even.w;
+    high[2] = odd.x, high[3] = odd.y, high[6] = odd.z, high[7] = odd.w;
 }
 
 }  // namespace w12

@@ -1,7 +1,7 @@
 // The pieces of sm80_gemv.cu that know the bricks: one lane's share of quarters, as loaded, to 16 A registers each.
 #pragma once
 
-#include "bf16_w12_patches.cuh"
+#include "sm80_gemv_patches.cuh"
 
 namespace wc {
 namespace gemv {

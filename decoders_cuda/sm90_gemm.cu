@@ -17,10 +17,10 @@
 // Pairs     WC_PAIR 2: two CTAs, neighbours in rows, are a cluster, bring half of the tokens each and get all of them.
 //
 // Macros    as above; WC_CTAS_PER_SM resident CTAs per SM; WC_SHARED_BYTES as the host computes it; WC_DECODER 0
-//           `bf16-w12`, 1 uncompressed bricks; WC_EARLY_PATCHES as sm90_gemm_decoder.cuh says. For experiments:
-//           WC_ABLATE, bits 1 no decode, 2 no MMA, 4 no token copies, 8 no weight copies (results are wrong); WC_TIMELINE
-//           1 stamps %globaltimer; WC_DUMP 1 (WC_SPLIT 1) writes the decoded A registers, as the N × K matrix they stand
-//           for.
+//           `bf16-w12`, 1 uncompressed bricks; WC_EARLY_PATCHES as sm90_gemm_decoder.cuh says. For tools: WC_ARRIVALS as
+//           sm90_gemm_layout.cuh says. For experiments: WC_ABLATE, bits 1 no decode, 2 no MMA, 4 no token copies, 8 no
+//           weight copies (results are wrong); WC_TIMELINE 1 stamps %globaltimer; WC_DUMP 1 (WC_SPLIT 1) writes the
+//           decoded A registers, as the N × K matrix they stand for.
 // Grid      WC_SPLIT ≥ 1: tiles · WC_SPLIT, the CTAs of one tile resident at once. WC_SPLIT = 0: any number of CTAs
 //           that are all resident, at most the units. Twice that for pairs, of which tiles count the pairs.
 // Partials  zero before the first launch, zero after every launch; never shared by launches that can overlap.

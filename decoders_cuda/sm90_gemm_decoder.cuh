@@ -10,7 +10,7 @@ namespace wc {
 namespace gemm {
 
 // Bricks of docs/format.md, section 2. With kEarlyPatches each lane gets the entry ready that it would have to apply,
-// before it is known whether there are any: 15 more instructions for every quarter, and a third less delay for those with
+// before it is known whether there are any: 15 more instructions for every quarter, and two fifths less delay for those with
 // patches.
 template <bool kEarlyPatches>
 struct Bf16W12 {

@@ -1,6 +1,7 @@
 // One instance of sm90_gemm.cu, which explains the macros: constants, the work of a CTA, its shared memory.
 #pragma once
 
+#include "sm90_gemm_decoder.cuh"
 #include "sm90_gemm_parts.cuh"
 
 #ifndef WC_CTAS_PER_SM

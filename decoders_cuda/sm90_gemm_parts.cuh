@@ -5,8 +5,8 @@
 // 2t + 1, then row g + 8, the same tokens: four floats.
 #pragma once
 
+#include "bf16_w12.cuh"
 #include "ptx_sm90.cuh"
-#include "sm90_gemm_decoder.cuh"
 
 namespace wc {
 namespace gemm {

@@ -1,7 +1,7 @@
 // The patches of a `bf16-w12` quarter whose brick lies in shared memory, for the wgmma product.
 #pragma once
 
-#include "bf16_w12_patches.cuh"  // prefetch_overflow
+#include "bf16_w12_patches.cuh"
 
 namespace wc {
 namespace w12 {
@@ -32,17 +32,15 @@ private:
 // uses), entries overwrite them there, and they come back. `tag` is the patch word's, `overflow` the tensor's list,
 // whose ranges the caller has validated. The whole warp calls this. It is short because the first warp that comes here
 // waits for the code.
-WC_DEVICE void patch_quarter(u32 (&high)[8], u32 tag, const LaneEntry& own_entry, const u32* overflow, u32 scratch,
+WC_DEVICE void patch_quarter(u32 (&high)[8], u32 tag, const LaneEntry& own, const u32* overflow, u32 scratch,
                              u32 lane) {
-    const u32 own = scratch + lane * 16;
-    store_smem(own, {high[0], high[1], high[4], high[5]});
-    store_smem(own + kHighBytes / 2, {high[2], high[3], high[6], high[7]});
+    store_high(scratch, high, lane);
     __syncwarp();
     if (__builtin_expect(__all_sync(~0u, tag != kOverflowTag), 1)) {
-        if (lane < tag) store_smem_byte(own_entry.address, own_entry.value);
+        if (lane < tag) store_smem_byte(own.address, own.value);
     } else {
         const auto apply = [&](u32 entry) { store_smem_byte(scratch + patched_byte(entry), entry >> 10); };
-        const u32 begin = __shfl_sync(~0u, own_entry.first, 0), count = __shfl_sync(~0u, own_entry.second, 0);
+        const u32 begin = __shfl_sync(~0u, own.first, 0), count = __shfl_sync(~0u, own.second, 0);
         const u32* at = overflow + begin + lane;
         WC_NO_UNROLL
         for (u32 i = lane; i - lane < count; i += 64, at += 64) {  // two loads on their way at once
@@ -54,9 +52,7 @@ WC_DEVICE void patch_quarter(u32 (&high)[8], u32 tag, const LaneEntry& own_entry
         }
     }
     __syncwarp();
-    const u32x4 even = load_smem(own), odd = load_smem(own + kHighBytes / 2);
-    high[0] = even.x, high[1] = even.y, high[4] = even.z, high[5] = even.w;
-    high[2] = odd.x, high[3] = odd.y, high[6] = odd.z, high[7] = odd.w;
+    load_high(high, scratch, lane);
     __syncwarp();  // before anything else is written there
 }
 

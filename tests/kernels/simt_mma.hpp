@@ -1,4 +1,4 @@
-// simt.hpp and what the small-m product uses besides: dynamic shared memory, asynchronous copies, ldmatrix, mma.sync,
+// simt.hpp and what the small-m product and the decoder of the large one use besides: dynamic shared memory, asynchronous copies, ldmatrix, mma.sync,
 // named barriers, clusters. Copies land when their group is waited for and not before, so that a missing wait shows.
 #pragma once
 
