@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _QUICK_REPEATS = 9
 _FINAL_REPEATS = 41
 _FINALISTS = 6
-_TIE = 1.01  # times that differ less are equal
+_TIE = 1.01  # times, less an empty launch, that differ less are equal
 _WEIGHT_SCALE = 0.02
 
 #: Token counts beyond the kernels' own classes at which decode + cuBLAS is measured too.
@@ -43,8 +43,8 @@ def tune(
     """Measure the paths of some shapes on a GPU and keep the result for every later start.
 
     All candidates of a product are timed quickly in alternation, then the best few of each kernel again, with
-    cuBLAS in every round. The weights are Gaussian; of equally fast instances the one is taken that more
-    exceptions delay least.
+    cuBLAS in every round. The weights are Gaussian; of equally fast instances of the wgmma product the one is
+    taken that more exceptions delay least.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def tune(
     Returns
     -------
     list of Entry
-        The fastest configuration per shape, token count and kernel.
+        The fastest configuration per shape, token count and kernel, or one as fast.
     """
     import torch
 
@@ -128,17 +128,23 @@ def _measure(weight: PackedWeight, m: int, timer: Timer) -> Iterator[Entry]:
     timer.release()
     for name in dict.fromkeys(name for name, _, _ in best):
         times = {i: us for i, us in enumerate(final) if best[i][0] == name}
-        equal = (i for i, us in times.items() if us <= _TIE * min(times.values()))
+        most = timer.empty_us + _TIE * (min(times.values()) - timer.empty_us)
+        equal = (i for i, us in times.items() if us <= most)
         i = min(equal, key=lambda i: (*_patience(best[i][1]), times[i]))
         config = None if best[i][1] is None else asdict(best[i][1])
         yield Entry(weight.n, weight.k, m, name, config, round(times[i], 2), round(cublas_us, 2))
 
 
-def _patience(config: Any) -> tuple[bool, int]:
-    """Order equally fast instances: those first that many exceptions delay least."""
+def _patience(config: Any) -> tuple[bool, bool, int]:
+    """Order equally fast instances of the wgmma product: those first that many exceptions delay least.
+
+    Row tiles hide each other's patches; one alone is helped by early patches, and by a ring that is not too
+    deep.
+    """
     if not isinstance(config, GemmConfig):
-        return True, 0
-    return config.row_groups == 1 and not config.early_patches, config.stages
+        return False, False, 0
+    alone = config.row_groups == 1
+    return alone and not config.early_patches, alone, config.stages
 
 
 def _bound(weight: PackedWeight, m: int) -> Iterator[tuple[str, Any, Run]]:

@@ -124,9 +124,21 @@ def test_variants_are_tried_where_they_can_pay() -> None:
             assert single or not config.early_patches
             if single:
                 assert replace(config, early_patches=not config.early_patches) in found
-        if k <= 2048 and m >= 64:
-            deepest = default_config(n, k, m, H200)
-            assert deepest.stages <= 5 or replace(deepest, stages=deepest.stages - 1) in found
+
+
+def test_rings_that_hold_most_of_what_a_cta_reads_are_tried_shallower() -> None:
+    def depths(k: int, m: int = 64) -> list[set[int]]:
+        """Return the depths that are tried of each instance with two column groups that is not split."""
+        found: dict[GemmConfig, set[int]] = {}
+        for c in candidates(8192, k, m, H200):
+            if c.column_groups == 2 and c.split == 1:
+                found.setdefault(replace(c, stages=2, early_patches=False), set()).add(c.stages)
+        return list(found.values())
+
+    assert depths(1024) == [{7, 6}]  # eight stages of two bricks
+    assert depths(4096) == [{7}]  # the ring turns over four times
+    assert depths(768) == [{7}]  # it never fills either ring
+    assert depths(896, 128) == [{4}]  # three stages are too few for anything
 
 
 def test_stage_and_partial_bytes() -> None:

@@ -21,6 +21,7 @@ _LONG_BRICKS = 128  # K of more than 8,192: x is read so often that an exchange 
 _MANY_CTAS = 4  # per tile, above which the exchange costs more than reading x more often
 _LEAST_FILL = 0.7  # of the SMs
 _LEAST_STAGES = 5  # of a ring that may be too deep
+_VARIED_TOKENS = 64  # from which exceptions and rings decide between instances
 _FEW_TOKENS = 32  # so few that posting whole tiles costs nothing: work may be dealt evenly whatever the fill
 
 
@@ -154,15 +155,16 @@ def candidates(n: int, k: int, tokens: int, info: DeviceInfo) -> list[GemmConfig
 def _variants(config: GemmConfig, k: int) -> Iterator[GemmConfig]:
     """Yield an instance and what is to be tried beside it.
 
-    A single row tile has no other to hide its patches, and a ring that holds most of a short K delays the
-    first bricks by asking for the last ones.
+    A single row tile has no other to hide its patches, and a ring that holds most of what a CTA reads delays
+    the first bricks by asking for the last ones.
     """
     yield config
-    if config.tokens <= _FEW_TOKENS:
+    if config.tokens < _VARIED_TOKENS:
         return
     shallower = config.stages - 1
-    short = -(-k // TILE) <= _SHORT_BRICKS and shallower >= _LEAST_STAGES
-    for stages in (config.stages, shallower) if short else (config.stages,):
+    read = -(-config.units(k) // max(config.split, 1))
+    crowded = config.split > 0 and _LEAST_STAGES <= shallower < read < 2 * config.stages
+    for stages in (config.stages, shallower) if crowded else (config.stages,):
         for early in (False, True) if config.row_groups == 1 else (False,):
             variant = dataclasses.replace(config, stages=stages, early_patches=early)
             if variant != config:
