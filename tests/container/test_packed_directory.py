@@ -22,6 +22,7 @@ from wcodec.container import (
     shards,
     unpack_directory,
     verify_directory,
+    verify_file,
 )
 from wcodec.container.manifest import MANIFEST_NAME, Manifest
 from wcodec.errors import MalformedError, MismatchError, UnsupportedError, WCodecError
@@ -379,6 +380,33 @@ def test_verify_finds_every_kind_of_difference(tmp_path: Path, model: Path) -> N
     with pytest.raises(MismatchError):
         unpack_directory(packed, tmp_path / "back")
     assert names(tmp_path) == {"hub", "packed", "other"}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_error_of_verify_names_every_wrong_file(
+    tmp_path: Path, model: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "packed"
+    pack_directory(model, packed)
+    verified: set[str] = set()
+
+    def verify(path: Path, **how: Any) -> Any:
+        while workers > 1 and path.name == SHARDS[0] and SHARDS[1] not in verified:
+            time.sleep(0.001)
+        try:
+            return verify_file(path, **how)
+        finally:
+            verified.add(path.name)
+
+    monkeypatch.setattr(directory, "verify_file", verify)
+    for name in SHARDS[:2]:
+        (packed / name).write_bytes((packed / name).read_bytes()[:-1])
+    (packed / "config.json").write_text("{}")
+    with pytest.raises(MalformedError) as caught:
+        verify_directory(packed, workers=workers)
+    assert caught.value.file == str(packed / SHARDS[0])
+    assert caught.value.problem.endswith(f" (also wrong: config.json, {SHARDS[1]})")
+    assert len(verified) == len(SHARDS)
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "", ".", "a//b", "a/\0", MANIFEST_NAME])

@@ -189,7 +189,7 @@ def verify_directory(
 ) -> Verdict:
     """Check every file of a packed directory, and compare with the directory it was made from where given.
 
-    Parameters are those of `verify_file`.
+    Parameters are those of `verify_file`. An error names the other files that are wrong, too.
     """
     begun = time.perf_counter()
     source = Path(source)
@@ -198,23 +198,28 @@ def verify_directory(
         raise WCodecError(
             f"is a file, but {source} is a folder", file=against, mend="name the folder it was made from"
         )
-    differences: list[str] = []
     verdicts: dict[str, Verdict] = {}
+    errors: dict[str, WCodecError] = {}
+
+    def done(name: str, found: Verdict | WCodecError) -> None:
+        if isinstance(found, Verdict):
+            verdicts[name] = found
+        else:
+            errors[name] = found
+
     tasks = {
-        name: partial(verify_file, source / name)
+        name: partial(_verdict_or_error, source / name)
         for name, facts in manifest.files.items()
         if facts.kind == "packed" and (source / name).is_file()
     }
-    run_shards(tasks, verdicts.__setitem__, workers=workers, advance=advance)
-    for name, facts in manifest.files.items():
-        if name in verdicts:
-            differences += [f"{name}: {text}" for text in verdicts[name].differences]
-            if verdicts[name].digest != facts.digest:
-                differences.append(f"{name}: holds another file than the manifest says")
-        elif not (source / name).is_file():
-            differences.append(f"{name}: is missing")
-        elif file_digest(source / name) != (facts.stored_bytes, facts.stored_digest or facts.digest):
-            differences.append(f"{name}: {_changed(name).problem}")
+    run_shards(tasks, done, workers=workers, advance=advance)
+    wrong = dict(_wrong(source, manifest, verdicts, errors))
+    first = next((name for name in wrong if name in errors), None)  # whichever thread came first
+    if first is not None:
+        others = ", ".join(name for name in wrong if name != first)
+        errors[first].problem += f" (also wrong: {others})" if others else ""
+        raise errors[first]
+    differences = [f"{name}: {text}" for name, texts in wrong.items() for text in texts]
     if against is not None:
         differences += _compare_tree(Path(against), manifest)
     return Verdict(
@@ -227,6 +232,34 @@ def verify_directory(
         seconds=time.perf_counter() - begun,
         notes=tuple(_strangers(source, manifest)),
     )
+
+
+def _verdict_or_error(path: Path, *, workers: int | None, advance: Advance | None) -> Verdict | WCodecError:
+    """What `verify_file` finds: a file that cannot be read does not hide what is wrong with others."""
+    try:
+        return verify_file(path, workers=workers, advance=advance)
+    except WCodecError as error:
+        return error
+
+
+def _wrong(
+    source: Path, manifest: Manifest, verdicts: dict[str, Verdict], errors: dict[str, WCodecError]
+) -> Iterator[tuple[str, list[str]]]:
+    """What is wrong with each file that is not as it was packed, in the order of the manifest."""
+    for name, facts in manifest.files.items():
+        found: list[str] = []
+        if name in verdicts:
+            found += verdicts[name].differences
+            if verdicts[name].digest != facts.digest:
+                found.append("holds another file than the manifest says")
+        elif name in errors:
+            found.append(errors[name].problem)
+        elif not (source / name).is_file():
+            found.append("is missing")
+        elif file_digest(source / name) != (facts.stored_bytes, facts.stored_digest or facts.digest):
+            found.append(_changed(name).problem)
+        if found:
+            yield name, found
 
 
 def _compare_tree(folder: Path, manifest: Manifest) -> Iterator[str]:
