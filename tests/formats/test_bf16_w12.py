@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.formats import reference
 from wcodec.bits import digest, histogram
 from wcodec.codec import encode
+from wcodec.errors import MalformedError
 from wcodec.formats._bf16_w12_jit import decode_rows
 from wcodec.formats.bf16_w12 import (
     BRICK_BYTES,
@@ -176,6 +177,12 @@ def test_count_overflow_is_what_encode_writes(rng):
     assert packed.overflow_count > 0
     assert W12.count_overflow(bits, plan) == packed.overflow_count
     assert W12.blob_bytes(plan, packed.overflow_count) == packed.nbytes
+
+
+def test_more_exceptions_than_were_counted_are_refused(rng):
+    plan = W12.plan(histogram(gaussian(rng, (128, 256))), (128, 256))
+    with pytest.raises(MalformedError, match=f"exceptions where {plan.exceptions} were counted"):
+        W12.encode(rng.integers(0, 65536, (128, 256), dtype=np.uint16), plan)
 
 
 def test_table_choice_is_canonical():

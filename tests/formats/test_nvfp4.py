@@ -136,6 +136,13 @@ def test_pieces_make_the_same_blob() -> None:
     assert body + encoder.finish(whole.digest) == whole.blob.tobytes()
 
 
+def test_more_exceptions_than_were_counted_are_refused() -> None:
+    weight, scale = pair(np.random.default_rng(9), 512, 1024, outside=0.5)
+    content = np.concatenate([weight.reshape(-1), scale.reshape(-1)])
+    with pytest.raises(MalformedError, match="exceptions where 10 were counted"):
+        Nvfp4S5().encode(content, Plan(100, 10, (512, 1024)))
+
+
 def test_consecutive_ranges_look_at_every_patch() -> None:
     weight, scale = pair(np.random.default_rng(10), 128, 128, outside=0.1)
     packed, packing = encode(weight, scale, 85), Nvfp4S5()

@@ -98,7 +98,7 @@ def _write_patch_word(brick: Any, quarter: int, entries: Any, count: int, overfl
         word[byte] = (used >> (8 * byte)) & 0xFF
         word[4 + byte] = (count >> (8 * byte)) & 0xFF
     word[15] = OVERFLOW_TAG
-    for i in range(count):
+    for i in range(min(count, overflow.size - used)):
         overflow[used + i] = entries[i]
     return used + count
 
@@ -114,12 +114,12 @@ def encode_rows(bits: Any, table: Any, bricks: Any, overflow: Any) -> int:
     bricks : uint8 array, (ceil(rows / 64) * ceil(K / 64), 6208)
         Written completely.
     overflow : uint32 array
-        Filled from the front; must hold every exception of these rows.
+        Filled from the front; entries for which there is no room are counted only.
 
     Returns
     -------
     int
-        Overflow entries written. Patch words count from the first of them.
+        Overflow entries. Patch words count from the first of them.
     """
     rows, cols = bits.shape
     tile_columns = (cols + TILE - 1) // TILE

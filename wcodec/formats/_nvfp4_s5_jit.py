@@ -157,8 +157,9 @@ def _encode_scales_of(
                 continue
             code = byte - base
             if code < 0 or code > 31:
-                patches[used, 0] = place + 2 * t + half
-                patches[used, 1] = byte
+                if used < patches.shape[0]:
+                    patches[used, 0] = place + 2 * t + half
+                    patches[used, 1] = byte
                 used += 1
                 continue
             low |= (code & 15) << (4 * half)
@@ -220,7 +221,7 @@ def encode_tiles(weight: Any, scale: Any, base: int, first_brick: int, bricks: A
     bricks : uint8 array, shape (bricks, bytes per brick)
         Written completely.
     patches : uint32 array, shape (patches, 2)
-        Large enough for all scales outside the window.
+        Those for which there is no room are counted only.
     """
     tile_columns, used = (scale.shape[1] + 3) // 4, 0
     for at in range(0, bricks.shape[0], max(tile_columns, 1)):  # one row tile at a time stays in the cache

@@ -165,6 +165,21 @@ def split_axis(shape: Shape, tile: int) -> int:
     return min(range(len(shape) - 1, 0, -1), key=bricks)
 
 
+def check_counted(exceptions: int, counted: int) -> None:
+    """Refuse weights with more exceptions than were counted for their plan.
+
+    Raises
+    ------
+    MalformedError
+        They changed between counting and encoding.
+    """
+    if exceptions > counted:
+        raise MalformedError(
+            f"weights changed while they were packed: {exceptions} exceptions where {counted} were counted",
+            mend="let what writes them finish, then run again",
+        )
+
+
 def check_tail(packed: PackedTensor, body_bytes: int) -> None:
     """Check that dims and footer follow a body of `body_bytes` bytes and zeros, and nothing else.
 

@@ -13,7 +13,7 @@ from wcodec.bits import digest
 from wcodec.errors import MalformedError
 from wcodec.formats._bf16_w12_layout import BRICK_BYTES as BRICK_BYTES
 from wcodec.formats._bf16_w12_layout import TILE as TILE
-from wcodec.formats.base import Format, Shape, check_tail, output, share, split_axis
+from wcodec.formats.base import Format, Shape, check_counted, check_tail, output, share, split_axis
 from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
 
 U16 = npt.NDArray[np.uint16]
@@ -313,6 +313,7 @@ class StreamEncoder:
             out = np.empty(bricks * BRICK_BYTES, dtype=np.uint8)
         overflow = np.empty(min(self.plan.exceptions, rows.size), dtype=np.uint32)
         used = encode_rows(rows, self._table, out.reshape(bricks, BRICK_BYTES), overflow)
+        check_counted(used, overflow.size)
         return out, overflow[:used].copy()
 
     def append(self, bricks: U8, overflow: U32) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from wcodec.bits import byte_histogram, digest
 from wcodec.errors import MalformedError, UnsupportedError
-from wcodec.formats.base import Format, Shape, check_tail, output, share
+from wcodec.formats.base import Format, Shape, check_counted, check_tail, output, share
 from wcodec.packed import U8, Footer, PackedTensor, blob_bytes, tail_bytes
 
 I64 = npt.NDArray[np.int64]
@@ -347,6 +347,7 @@ class StreamEncoder:
         bricks = np.empty((count, BRICK_BYTES[base is not None]), dtype=np.uint8)
         patches = np.empty((min(self.plan.exceptions, scale.size), 2), dtype=np.uint32)
         used = encode_tiles(weight, scale, -1 if base is None else base, 0, bricks, patches)
+        check_counted(used, len(patches))
         return bricks.reshape(-1), patches[np.argsort(patches[:used, 0])]
 
     def append(self, bricks: U8, patches: U32) -> None:
