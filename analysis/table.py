@@ -66,7 +66,7 @@ def print_table(report: Report, console: Console, *, every: bool = False) -> Non
 
 def _heading(report: Report) -> str:
     names = ", ".join(PurePath(source.path).name or source.path for source in report.sources)
-    kinds = sorted({t.kind for t in report.tensors}, key=lambda kind: -_bytes_of(report, kind))
+    kinds = sorted({t.kind for t in report.tensors}, key=lambda kind: (-_bytes_of(report, kind), kind))
     parts = [number(len(report.tensors), "tensor"), f"{count(report.weights)} weights", size(report.nbytes)]
     return f"\n[bold]{escape(visible(names))}[/]  [dim]{' · '.join([*parts, ' + '.join(kinds).upper()])}[/]\n"
 

@@ -20,6 +20,7 @@ from tests.container.weightfiles import Tensor, gaussian, write
 from wcodec.analysis import html
 from wcodec.analysis.report import SCHEMA, Report
 from wcodec.analysis.rows import folded_rows, sparkline
+from wcodec.dtypes import DTYPES
 from wcodec.errors import UnsupportedError
 from wcodec.units import visible
 
@@ -270,6 +271,14 @@ def test_text_fits_the_console(report: Report, width: int) -> None:
     lines = to_text(report, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("layers.0" in line and "pack" in line for line in lines)
+
+
+def test_kinds_of_as_many_bytes_are_in_order(tmp_path: Path) -> None:
+    dtypes = ["U8", "F64", "BOOL", "F32", "F16", "I64", "F8_E8M0"]
+    tensors = {dtype: (dtype, (8 * 8 // DTYPES[dtype].bits,), bytes(8)) for dtype in dtypes}
+    found = wcodec.analyze(write(tmp_path / "m.safetensors", tensors))
+    kinds = sorted({t.kind for t in found.tensors})
+    assert f" · {' + '.join(kinds).upper()}" in found.to_text()
 
 
 def test_no_line_ends_in_spaces(report: Report) -> None:

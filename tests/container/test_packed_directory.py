@@ -365,14 +365,15 @@ def test_verify_finds_every_kind_of_difference(tmp_path: Path, model: Path) -> N
     (packed / "README.md").write_text("mine")
     pack_file(write(tmp_path / "other", {"z": gaussian((64, 64), 5)}), packed / SHARDS[2], force=True)
     (model / SHARDS[0]).unlink()
-    (model / "new").write_text("x")
+    for name in "fedcba":
+        (model / f"new.{name}").write_text("x")
     verdict = verify_directory(packed, against=model)
     text = "\n".join(verdict.differences)
     for part in ("config.json: is not what was packed", "empty: is missing", f"{SHARDS[2]}: holds another"):
         assert part in text
-    for part in (f"{SHARDS[0]} is missing", "new was not there"):
-        assert part in text
-    assert len(verdict.differences) == 5
+    assert f"{SHARDS[0]} is missing" in text
+    new = [f"{model / f'new.{name}'} was not there when the directory was packed" for name in "abcdef"]
+    assert list(verdict.differences[4:]) == new
     assert verdict.notes == ("README.md is not in the manifest and is left out",)
     with pytest.raises(WCodecError, match="empty: does not exist"):
         unpack_directory(packed, tmp_path / "back")

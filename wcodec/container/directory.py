@@ -269,7 +269,7 @@ def _compare_tree(folder: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{folder / name} is missing"
         elif file_digest(theirs[name]) != (facts.nbytes, facts.digest):
             yield f"{folder / name} differs from the file that was packed"
-    for name in theirs.keys() - manifest.files.keys():
+    for name in sorted(theirs.keys() - manifest.files.keys()):
         yield f"{folder / name} was not there when the directory was packed"
 
 
