@@ -106,10 +106,13 @@ def _length(cell: Cell) -> int:
 def _shorten(cell: Cell, room: int) -> Cell:
     if _length(cell) <= room:
         return cell
-    text = Text(cell) if isinstance(cell, str) else cell
-    head = _fitting(text.plain, max(room // 3, 1))
-    tail = _fitting(text.plain[::-1], room - cell_len(text.plain[:head]) - len("…"))
-    return Text.assemble(text[:head], "…", text[len(text) - tail :])
+    plain = cell if isinstance(cell, str) else cell.plain
+    head = _fitting(plain, max(room // 3, 1))
+    tail = _fitting(plain[::-1], room - cell_len(plain[:head]) - len("…"))
+    end = len(plain) - tail
+    if isinstance(cell, str):
+        return f"{cell[:head]}…{cell[end:]}"
+    return Text.assemble(cell[:head], "…", cell[end:])
 
 
 def _fitting(text: str, room: int) -> int:
