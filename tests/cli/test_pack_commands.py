@@ -273,7 +273,9 @@ def test_signals_leave_nothing(tmp_path: Path, number: int, status: int) -> None
     if (tmp_path / "p").read_bytes() != b"old":  # it was faster: the signal found it done, or ending
         assert process.returncode in (0, status, -number)
         return
-    assert process.returncode == status
+    # Python ends by SIGINT whatever it is told, once that has come in code of `exec`, which numba makes a lot
+    # of; shells see the same status.
+    assert process.returncode in (status, -number)
     assert "Traceback" not in errors
 
 
