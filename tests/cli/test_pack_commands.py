@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from click.testing import CliRunner, Result
 from tests.container.weightfiles import gaussian, mixed, write
 from wcodec import container
 from wcodec.cli import main
+from wcodec.cli.files import leaving_nothing
 from wcodec.container import pack_directory, pack_file, shards
 from wcodec.errors import WCodecError
 
@@ -277,6 +279,14 @@ def test_signals_leave_nothing(tmp_path: Path, number: int, status: int) -> None
     # of; shells see the same status.
     assert process.returncode in (status, -number)
     assert "Traceback" not in errors
+
+
+def test_a_signal_whose_exception_is_lost_ends_the_command_all_the_same() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, leaving_nothing(), contextlib.suppress(SystemExit):
+        os.kill(os.getpid(), signal.SIGTERM)  # what runs a callback of a C library suppresses it like this
+    assert end.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -40,17 +40,26 @@ def _local_path(ctx: click.Context, param: click.Parameter, value: str) -> Path:
 
 @contextlib.contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that temp files go away."""
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that temp files go away.
+
+    An exception that a signal raises inside a callback of a C library is lost there; then we leave
+    afterwards.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    caught: list[int] = []
+
     def leave(number: int, frame: object) -> None:
+        caught.append(number)
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+        if caught:
+            raise SystemExit(128 + caught[0])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
