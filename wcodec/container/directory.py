@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -198,35 +198,29 @@ def verify_directory(
         raise WCodecError(
             f"is a file, but {source} is a folder", file=against, mend="name the folder it was made from"
         )
-    verdicts: dict[str, Verdict] = {}
-    errors: dict[str, WCodecError] = {}
-
-    def done(name: str, found: Verdict | WCodecError) -> None:
-        if isinstance(found, Verdict):
-            verdicts[name] = found
-        else:
-            errors[name] = found
-
+    outcomes: dict[str, Verdict | WCodecError] = {}
     tasks = {
         name: partial(_verdict_or_error, source / name)
         for name, facts in manifest.files.items()
         if facts.kind == "packed" and (source / name).is_file()
     }
-    run_shards(tasks, done, workers=workers, advance=advance)
-    wrong = dict(_wrong(source, manifest, verdicts, errors))
-    first = next((name for name in wrong if name in errors), None)  # whichever thread came first
-    if first is not None:
-        others = ", ".join(name for name in wrong if name != first)
-        errors[first].problem += f" (also wrong: {others})" if others else ""
-        raise errors[first]
+    run_shards(tasks, outcomes.__setitem__, workers=workers, advance=advance)
+    wrong = dict(_wrong(source, manifest, outcomes))
+    for name in wrong:  # in the order of the manifest, whichever thread came first
+        error = outcomes.get(name)
+        if isinstance(error, WCodecError):
+            others = ", ".join(other for other in wrong if other != name)
+            error.problem += f" (also wrong: {others})" if others else ""
+            raise error
+    verdicts = [outcome for outcome in outcomes.values() if isinstance(outcome, Verdict)]
     differences = [f"{name}: {text}" for name, texts in wrong.items() for text in texts]
     if against is not None:
         differences += _compare_tree(Path(against), manifest)
     return Verdict(
         source,
         files=len(verdicts),
-        tensors=sum(verdict.tensors for verdict in verdicts.values()),
-        nbytes=sum(verdict.nbytes for verdict in verdicts.values()),
+        tensors=sum(verdict.tensors for verdict in verdicts),
+        nbytes=sum(verdict.nbytes for verdict in verdicts),
         digest=None,
         differences=tuple(differences),
         seconds=time.perf_counter() - begun,
@@ -243,17 +237,18 @@ def _verdict_or_error(path: Path, *, workers: int | None, advance: Advance | Non
 
 
 def _wrong(
-    source: Path, manifest: Manifest, verdicts: dict[str, Verdict], errors: dict[str, WCodecError]
+    source: Path, manifest: Manifest, outcomes: Mapping[str, Verdict | WCodecError]
 ) -> Iterator[tuple[str, list[str]]]:
     """What is wrong with each file that is not as it was packed, in the order of the manifest."""
     for name, facts in manifest.files.items():
         found: list[str] = []
-        if name in verdicts:
-            found += verdicts[name].differences
-            if verdicts[name].digest != facts.digest:
+        outcome = outcomes.get(name)
+        if isinstance(outcome, Verdict):
+            found += outcome.differences
+            if outcome.digest != facts.digest:
                 found.append("holds another file than the manifest says")
-        elif name in errors:
-            found.append(errors[name].problem)
+        elif outcome is not None:
+            found.append(outcome.problem)
         elif not (source / name).is_file():
             found.append("is missing")
         elif file_digest(source / name) != (facts.stored_bytes, facts.stored_digest or facts.digest):
